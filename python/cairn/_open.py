@@ -39,7 +39,8 @@ def open(
     Args:
         address: ``PATH`` or ``file:PATH``, a directory, which all ranks must share;
             ``s3://BUCKET/PREFIX[?endpoint=URL&region=R]``, in an S3-compatible object store; or
-            ``rados:POOL/NAMESPACE[?conf=FILE&data_pool=POOL]``, in a Ceph cluster.
+            ``rados:POOL/NAMESPACE[?conf=FILE&data_pool=POOL]``, in a Ceph cluster. A relative path
+            becomes absolute when it is given; one that begins with ``~`` is refused.
         mode: ``"r"`` reads, and sees the steps that a concurrent writer commits. ``"a"`` reads and
             writes, and creates the store if it does not exist. Only one process, or the ranks of
             one group, may have a store open for writing at a time.

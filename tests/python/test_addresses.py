@@ -59,6 +59,41 @@ def test_jax_save_by_address_leaves_no_store(tmp_path):
     assert not (tmp_path / "store").exists()
 
 
+@pytest.mark.parametrize("address", ["~/store", "~", "file:~/store", "~other/store"])
+def test_a_tilde_is_refused_and_nothing_is_created(tmp_path, monkeypatch, address):
+    monkeypatch.chdir(tmp_path)
+    calls = [
+        lambda: cairn.open(address, mode="a"),
+        lambda: cairn.open("store", mode="a", fallback=address),
+        lambda: cairn.Mirror(address),
+        lambda: CairnWriter(address, step=1),
+        lambda: save_by_address(address, 1, {"a": 1}),
+    ]
+    for call in calls:
+        with pytest.raises(cairn.Invalid, match="only a shell replaces '~'"):
+            call()
+    assert not list(tmp_path.iterdir())
+    cairn.open(f"./{address.removeprefix('file:')}", mode="a").close()
+
+
+def test_the_configuration_of_a_pool_becomes_absolute(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    writer = CairnWriter("rados:pool/run?conf=ceph.conf&id=me", step=1)
+    assert writer.checkpoint_id == f"rados:pool/run?conf={tmp_path}/ceph.conf&id=me@1"
+
+
+def test_a_working_directory_that_was_removed_concerns_only_relative_addresses(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gone").mkdir()
+    os.chdir("gone")
+    os.rmdir(tmp_path / "gone")
+    cairn.open(tmp_path / "store", mode="a").close()
+    with pytest.raises(cairn.Unavailable, match="working directory"):
+        cairn.open("store", mode="a")
+
+
 def test_relative_addresses_mean_the_same_after_a_change_of_the_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, value in (("store", 1), ("other", 100)):

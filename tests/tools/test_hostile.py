@@ -72,18 +72,22 @@ def test_exports_refuse_what_is_repeated(repeating, admin, tmp_path, step, key):
     assert loaded[key].numel() >= 1 << 40
 
 
-@pytest.mark.parametrize("mask, file_mode, folder_mode", [(0o077, 0o600, 0o700), (0, 0o644, 0o755)])
-def test_modes_follow_the_umask(tmp_path, mask, file_mode, folder_mode):
+@pytest.mark.parametrize("mask", [0o077, 0o002, 0])
+def test_modes_are_those_that_the_umask_leaves(tmp_path, admin, dump, mask):
     before = os.umask(mask)
     try:
         with cairn.open(tmp_path / "store", mode="a") as store:
-            store.save(1, small_model())
-            paths = [tmp_path / "store", *(tmp_path / "store").rglob("*")]
-            modes = {path: path.stat().st_mode & 0o777 for path in paths}
+            store.save(1, small_model(), mirror=tmp_path / "mirror")
+            store.wait_mirrored(timeout=60)
+            modes = {path: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")}
+        for out in ("one.safetensors", "folder/", "one.pt", "one.dcp"):
+            admin("export", tmp_path / "store", tmp_path / out, status=0)
+        dump("report", tmp_path / "store", "-o", tmp_path / "report.html", status=0)
     finally:
         os.umask(before)
+    modes |= {path: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")}
     for path, mode in modes.items():
-        assert mode == (folder_mode if path.is_dir() else file_mode), path
+        assert mode == (0o777 if path.is_dir() else 0o666) & ~mask, path
 
 
 def test_links_to_other_files_show_nothing_of_them(two_steps, dump, tmp_path):

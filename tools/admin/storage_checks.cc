@@ -430,7 +430,7 @@ Result<CheckResult> CheckListing(const CheckedStorages& storages) {
 // --- The files of a directory, which stores use without the operations of a storage
 
 Result<kv::FileDescriptor> Open(const std::string& path, int flags) {
-  kv::FileDescriptor file(::open(path.c_str(), flags | O_CLOEXEC, 0644));
+  kv::FileDescriptor file(::open(path.c_str(), flags | O_CLOEXEC, 0666));
   if (!file.is_open()) return Fail(SystemError(errno, "cannot open", path));
   return file;
 }

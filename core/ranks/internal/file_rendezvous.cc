@@ -33,7 +33,7 @@ std::optional<std::string> ReadFile(const std::filesystem::path& path, uint64_t 
 /// requires neither a rename nor a link.
 Result<void> WriteNewFile(const std::string& path, std::string_view bytes) {
   const int fd = kv::RetryInterrupted(
-      [&] { return ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644); });
+      [&] { return ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666); });
   if (fd < 0) {
     if (errno == EEXIST) {
       return Fail(Error{.code = ErrorCode::kFailedPrecondition,

@@ -21,7 +21,7 @@ namespace {
 FileDescriptor OpenMaybeDirect(const FilePlace& place, int flags, bool* direct) {
   const auto open = [&](int more_flags) {
     return FileDescriptor(RetryInterrupted([&] {
-      return ::openat(place.directory, place.name.c_str(), flags | more_flags | O_CLOEXEC, 0644);
+      return ::openat(place.directory, place.name.c_str(), flags | more_flags | O_CLOEXEC, 0666);
     }));
   };
   if (*direct) {
@@ -136,7 +136,7 @@ Result<void> File::Sync(const char* fault_point) {
 }
 
 Result<void> MakeDirectory(const std::string& path) {
-  if (::mkdir(path.c_str(), 0755) != 0 && errno != EEXIST) {
+  if (::mkdir(path.c_str(), 0777) != 0 && errno != EEXIST) {
     return Fail(SystemError(errno, "cannot create the directory", path));
   }
   return {};

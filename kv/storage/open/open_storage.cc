@@ -28,7 +28,10 @@ Result<std::shared_ptr<Storage>> OpenStorage(const std::string& address, const S
     return Fail(ErrorCode::kInvalidArgument,
                 fmt::format("the address \"{}\" has no path or name", address));
   }
-  if (kind == "file") return std::make_shared<internal::DirectoryStorage>(rest);
+  if (kind == "file") {
+    CAIRN_TRY(internal::CheckNamesNoHome(rest));
+    return std::make_shared<internal::DirectoryStorage>(rest);
+  }
   if (kind == "s3") return internal::OpenS3Storage(address, s3);
   if (kind == "rados") return internal::OpenRadosStorage(address);
   if (kind == "memory") return internal::MemoryStorage::Shared(rest);

@@ -22,7 +22,8 @@ uint64_t RepeatedRequests(const std::string& address);
 /// relative path whose first element contains ':' needs "file:" or "./" before it. The address of a
 /// bucket may end with parameters, "?endpoint=URL&region=R&profile=P"; `s3` has precedence. The
 /// parameters of a pool are "?conf=FILE&id=USER&data_pool=POOL&stripe=BYTES". kInvalidArgument: the
-/// address has another scheme, or no path or name; a parameter or an option is not valid.
+/// address has another scheme, or no path or name; the path begins with '~'; a parameter or an
+/// option is not valid.
 Result<std::shared_ptr<Storage>> OpenStorage(const std::string& address, const S3Options& s3 = {});
 
 }  // namespace cairn::kv

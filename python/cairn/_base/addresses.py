@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import NamedTuple
 
-from cairn.errors import Invalid
+from cairn.errors import Invalid, Unavailable
 
 _NOT_DIRECTORIES = ("s3:", "rados:", "memory:")
 _SERVER_PARAMETERS = ("endpoint=", "conf=")
@@ -20,17 +21,33 @@ def absolute_address(address: str | os.PathLike[str]) -> str:
     """The same store after a change of the working directory. For an address that is kept: what
     was opened must not become another store.
 
-    Raises Invalid if the address is empty or not text.
+    Raises Invalid if the address is empty, not text, or begins with ``~``.
     """
     text = os.fspath(address)
     if not isinstance(text, str) or not text:
         raise Invalid(f"address {address!r}: a str or a path of str is needed")
     kind, colon, path = text.partition(":")
-    if colon and "/" not in kind:
-        if kind != "file" or not path:
-            return text
-        return f"file:{os.path.join(os.getcwd(), path)}"
-    return os.path.join(os.getcwd(), text)
+    if not colon or "/" in kind:
+        return _absolute_path(text)
+    if kind == "file" and path:
+        return f"file:{_absolute_path(path)}"
+    if kind == "rados":
+        return re.sub(r"(?<=[?&]conf=)[^&]+", lambda found: _absolute_path(found[0]), text)
+    return text
+
+
+def _absolute_path(path: str) -> str:
+    if path.startswith("~"):
+        raise Invalid(
+            f"address '{path}': only a shell replaces '~' by the home directory: write "
+            f"os.path.expanduser('{path}'), or './{path}' for a directory of this name"
+        )
+    try:
+        return path if os.path.isabs(path) else os.path.join(os.getcwd(), path)
+    except OSError as error:
+        raise Unavailable(
+            f"address '{path}': the working directory cannot be found: {error.strerror}"
+        ) from None
 
 
 def canonical_address(address: str) -> str:

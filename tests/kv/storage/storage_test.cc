@@ -75,6 +75,14 @@ TEST(OpenStorageTest, OpensPathsAndCreatesNothing) {
   EXPECT_TRUE(std::filesystem::is_empty(dir.path()));
 }
 
+TEST(OpenStorageTest, RefusesATilde) {
+  for (const char* address : {"~", "~/store", "file:~/store", "~other/store"}) {
+    EXPECT_THAT(OpenStorage(address),
+                IsError(ErrorCode::kInvalidArgument, "only a shell replaces '~'"));
+  }
+  CAIRN_EXPECT_OK(OpenStorage("./~"));
+}
+
 TEST(OpenStorageTest, SharesMemoryByItsName) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Storage> a, OpenStorage("memory:share-a"));
   CAIRN_ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Storage> same, OpenStorage("memory:share-a"));

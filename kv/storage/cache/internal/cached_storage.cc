@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "kv/io/internal/io_environment.h"
+#include "kv/storage/files/internal/directory_storage.h"
 #include "kv/storage/internal/concurrent_requests.h"
 #include "kv/storage/internal/object_names.h"
 
@@ -180,6 +181,7 @@ Result<std::shared_ptr<Storage>> WithReaderCache(std::shared_ptr<Storage> base) 
   const std::string_view directory = EnvironmentVariable("CAIRN_CACHE");
   if (base->local_files() != nullptr || directory.empty()) return base;
   CacheOptions options{.directory = std::string(directory)};
+  CAIRN_TRY(CheckNamesNoHome(options.directory));
   CAIRN_TRY_ASSIGN(options.max_bytes,
                    IntegerVariable("CAIRN_CACHE_BYTES", kMinBytes, kMaxBytes, options.max_bytes));
   auto cached = std::make_shared<CachedStorage>(std::move(base), options);

@@ -89,6 +89,16 @@ bool IsTemporaryName(std::string_view file) {
          IsHexDigits(file.substr(1, kTemporaryDigits), kTemporaryDigits);
 }
 
+Result<void> CheckNamesNoHome(const std::string& path) {
+  if (!path.starts_with('~')) return {};
+  return Fail(
+      ErrorCode::kInvalidArgument,
+      fmt::format("only a shell replaces '~' by the home directory: write that directory, or "
+                  "\"./{}\" for a directory of this name",
+                  path),
+      path);
+}
+
 /// An object that is written under its name. Ownership: `storage` outlives it.
 class DirectoryStorage::Writer final : public ObjectWriter {
  public:
@@ -390,7 +400,7 @@ Result<void> DirectoryStorage::MakeDirectory(std::string_view directory, std::st
     if (!is_root) {
       CAIRN_TRY_ASSIGN(place, PlaceOf(directory));
     }
-    created = ::mkdirat(place.directory, place.name.c_str(), 0755) == 0;
+    created = ::mkdirat(place.directory, place.name.c_str(), 0777) == 0;
     if (!created && errno != EEXIST) {
       return Fail(SystemError(errno, "cannot create the directory", place.path));
     }

@@ -43,6 +43,10 @@ namespace cairn::kv::internal {
 /// Returns whether this is a name of step 1 of the protocol, which an object never has.
 bool IsTemporaryName(std::string_view file);
 
+/// kInvalidArgument: the path begins with '~', which only shells replace: it would name a directory
+/// "~" below the working directory.
+Result<void> CheckNamesNoHome(const std::string& path);
+
 /// System calls that change something, and no others, pass a fault point first: "<first element of
 /// the name>.<operation>", such as "roots.link". The operations, in the order of a PutIfAbsent, are
 /// create (of a file or a directory), write, sync, link (of Put: rename), linked, directory_sync,

@@ -7,6 +7,7 @@
 #include <optional>
 #include <utility>
 
+#include "kv/io/internal/file.h"
 #include "kv/io/internal/io_environment.h"
 #include "kv/storage/internal/object_names.h"
 
@@ -29,7 +30,7 @@ Result<void> SetParameter(std::string_view parameter, RadosSettings* settings) {
                 fmt::format("the parameter \"{}\" of the address has no value", name));
   }
   if (name == "conf") {
-    settings->conf = value;
+    settings->conf = AbsolutePath(std::string(value));  // it is read at the first request
   } else if (name == "id") {
     settings->id = value;
   } else if (name == "data_pool") {

@@ -14,7 +14,7 @@ struct RadosSettings {
   std::string address;  // "rados:POOL/NAMESPACE"
   std::string pool;
   std::string name_space;
-  std::string conf;       // path of the configuration; if empty, the usual ones of Ceph
+  std::string conf;       // absolute path of the configuration; if empty, the usual ones of Ceph
   std::string id;         // user without "client."; if empty, from CEPH_ARGS or "admin"
   std::string data_pool;  // pool of stripes; if empty, `pool`
   uint64_t stripe_bytes = 16 << 20;
