@@ -13,6 +13,7 @@
 
 #include "core/base/close_name.h"
 #include "core/device/device.h"
+#include "core/interop/safetensors/safetensors_format.h"
 #include "core/load/map.h"
 #include "core/save/save_options.h"
 #include "core/step/contents.h"
@@ -84,6 +85,9 @@ void BindRecords(nb::module_& m) {
   m.def("set_progress", &SetProgressFunction, nb::arg("function").none());
   m.def("set_progress_interval", &SetProgressInterval, nb::arg("milliseconds"));
   m.def("report_progress", &ReportProgress, nb::arg("done"), nb::arg("total"));
+  m.def("describe_wrong_file", [](nb::bytes head) {
+    return core::DescribeWrongFile(std::string_view(head.c_str(), head.size()));
+  });
   m.def("repeated_requests", &kv::RepeatedRequests, nb::arg("address"));
   nb::class_<core::Pickle>(m, "Pickle")
       .def("__init__",

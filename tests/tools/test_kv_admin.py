@@ -147,6 +147,49 @@ def test_hostile_indexes_are_refused(admin, tmp_path, content):
     assert not (tmp_path / "s").exists()
 
 
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a21\nsize 12345\n"
+WRONG_FILES = {
+    "a Git LFS pointer": LFS,
+    "an HTML page": b"\n<!DOCTYPE HTML>\n<html><title>404</title></html>",
+    "an XML document": b"<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>",
+    "a text": b'{"error": "Repository not found"}',
+    "begins with zeros": bytes(4096),
+}
+
+
+@pytest.mark.parametrize("name", ["x.safetensors", "x.bin", "x.pt", "x.index.json", "x.metadata"])
+@pytest.mark.parametrize("what", WRONG_FILES)
+def test_an_import_names_what_was_fetched_instead_of_the_file(admin, tmp_path, what, name):
+    if (what, name) == ("a text", "x.index.json"):
+        pytest.skip("an index is JSON")
+    (tmp_path / name).write_bytes(WRONG_FILES[what])
+    error = admin("import", tmp_path / "s", "--step", 1, tmp_path / name, status=2).err
+    assert what in error and ("get the file again" in error or "git lfs pull" in error)
+    assert not (tmp_path / "s").exists()
+
+
+def test_an_import_names_bytes_after_the_last_tensor(admin, tmp_path):
+    path = tmp_path / "x.safetensors"
+    save_file({"w": torch.ones(2)}, path)
+    path.write_bytes(path.read_bytes() + bytes(16))
+    error = admin("import", tmp_path / "s", "--step", 1, path, status=2).err
+    assert "16 bytes follow the last tensor" in error
+
+
+def test_an_import_of_nothing_is_an_error_and_leaves_no_store(admin, tmp_path):
+    save_file({}, tmp_path / "x.safetensors")
+    save_file({"w": torch.ones(2)}, tmp_path / "w.safetensors")
+    torch.save({"a": {}, "b": []}, tmp_path / "x.pt")
+    (tmp_path / "x.index.json").write_text('{"metadata": {}, "weight_map": {}}')
+    (tmp_path / "rules.json").write_text('[{"drop": "."}]')
+    all_dropped = tmp_path / "w.safetensors", "--rules", tmp_path / "rules.json"
+    for words in ["x.safetensors"], ["x.pt"], ["x.index.json"], all_dropped:
+        words = (tmp_path / words[0], *words[1:])
+        error = admin("import", tmp_path / "s", "--step", 1, *words, status=2).err
+        assert "there is nothing to import" in error
+    assert not (tmp_path / "s").exists()
+
+
 def test_one_name_in_two_files_is_refused(admin, tmp_path):
     for name in ("a", "b"):
         save_file({"w": torch.ones(2)}, tmp_path / f"{name}.safetensors")

@@ -181,6 +181,12 @@ void PrintImport(const core::SaveReport& report, const core::StateDict& state, O
   }
 }
 
+Result<void> CheckIsSomething(const core::StateDict& state) {
+  if (!state.slot.empty()) return {};
+  return Fail(ErrorCode::kInvalidArgument,
+              "there is nothing to import: the files contain neither tensors nor values");
+}
+
 Result<void> CheckStepExists(const std::string& address, uint64_t step) {
   CAIRN_TRY_ASSIGN(const auto store, core::CheckpointStore::Open(address, kv::OpenMode::kRead));
   CAIRN_TRY_ASSIGN(const auto snapshot, store->kv().Latest());
@@ -236,6 +242,7 @@ Result<void> Import(const ImportCommand& command, Output& out) {
   }
   // What is refused must not create an empty store, so the input is read and checked first.
   CAIRN_TRY_ASSIGN(const Input input, ReadInput(command, sources));
+  CAIRN_TRY(CheckIsSomething(input.state));
   ProgressLine progress("importing");
   const core::SaveOptions save{.overwrite = command.overwrite,
                                .base_step = command.base_step,

@@ -49,8 +49,16 @@ Result<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
   file.path_ = path;
   CAIRN_TRY_ASSIGN(file.mapping_, MapFile(path));
   auto read = file.ReadHeader();
-  if (!read) return Fail(std::move(read).error().WithFile(path).WithHint(Hint::kFetchFile));
-  return file;
+  if (read) return file;
+  const std::span<const std::byte> bytes = file.mapping_->bytes();
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  if (std::string what = DescribeWrongFile(text.substr(0, kWrongFileHeadBytes)); !what.empty()) {
+    return Fail(Error{.code = ErrorCode::kInvalidArgument,
+                      .hint = Hint::kStated,
+                      .message = std::move(what),
+                      .file = path});
+  }
+  return Fail(std::move(read).error().WithFile(path).WithHint(Hint::kFetchFile));
 }
 
 Result<void> SafetensorsFile::ReadHeader() {

@@ -23,8 +23,9 @@ class SafetensorsFile {
  public:
   /// Opens a file and checks its complete header: no tensor may extend beyond the file, tensors may
   /// not overlap, and there may be no bytes between them. kDataLoss: it is not a safetensors file,
-  /// or a damaged one. kUnimplemented: this version does not know a dtype. kNotFound, kUnavailable:
-  /// it cannot be opened.
+  /// or a damaged one. kInvalidArgument: it is a known other thing (DescribeWrongFile).
+  /// kUnimplemented: this version does not know a dtype. kNotFound, kUnavailable: it cannot be
+  /// opened.
   static Result<SafetensorsFile> Open(const std::string& path);
 
   const std::string& path() const { return path_; }

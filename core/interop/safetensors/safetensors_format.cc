@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -18,6 +19,20 @@ namespace fs = std::filesystem;
 /// Far more than the index of any model; a larger file is not an index.
 constexpr uint64_t kMaxIndexBytes = 1 << 30;
 
+struct WrongKind {
+  std::string_view beginning;  // in lower case
+  std::string_view what;
+};
+constexpr std::array kWrongKinds = {
+    WrongKind{"version https://git-lfs", "it is a Git LFS pointer, not the file: run git lfs pull"},
+    WrongKind{"<!doctype html", "it is an HTML page, not the file: get the file again"},
+    WrongKind{"<html", "it is an HTML page, not the file: get the file again"},
+    WrongKind{"<?xml",
+              "it is an XML document, such as the error of an object store, not the file: "
+              "get the file again"},
+    WrongKind{"{", "it is a text, such as the error of a server, not the file: get the file again"},
+};
+
 std::unexpected<Error> BadIndex(const std::string& path, std::string_view why) {
   return Fail(Error{.code = ErrorCode::kDataLoss,
                     .hint = Hint::kFetchFile,
@@ -27,6 +42,21 @@ std::unexpected<Error> BadIndex(const std::string& path, std::string_view why) {
 
 }  // namespace
 
+std::string DescribeWrongFile(std::string_view head) {
+  constexpr size_t kLongestBeginning = 32;
+  if (head.size() >= kLongestBeginning && head.find_first_not_of('\0') == std::string_view::npos) {
+    return "it begins with zeros, as a file whose download has not ended: get the file again";
+  }
+  head.remove_prefix(std::min(head.size(), head.find_first_not_of(" \t\r\n\xef\xbb\xbf")));
+  std::string text(head.substr(0, kLongestBeginning));
+  if (text.contains('\0')) return "";
+  std::ranges::transform(text, text.begin(), [](unsigned char c) { return std::tolower(c); });
+  for (const WrongKind& kind : kWrongKinds) {
+    if (text.starts_with(kind.beginning)) return std::string(kind.what);
+  }
+  return "";
+}
+
 Result<std::map<std::string, std::string>> ReadShardIndex(const std::string& path) {
   std::error_code error;
   const uint64_t bytes = fs::file_size(path, error);
@@ -34,7 +64,16 @@ Result<std::map<std::string, std::string>> ReadShardIndex(const std::string& pat
   if (bytes > kMaxIndexBytes) return BadIndex(path, "it is too large");
   std::ifstream file(path);
   const auto json = nlohmann::ordered_json::parse(file, nullptr, /*allow_exceptions=*/false);
-  if (json.is_discarded()) return BadIndex(path, "it is not JSON");
+  if (json.is_discarded()) {
+    std::string head(kWrongFileHeadBytes, '\0');
+    file.clear();
+    file.seekg(0).read(head.data(), static_cast<std::streamsize>(head.size()));
+    head.resize(static_cast<size_t>(file.gcount()));
+    const std::string what = DescribeWrongFile(head);
+    if (what.empty() || head.starts_with('{')) return BadIndex(path, "it is not JSON");
+    return Fail(Error{
+        .code = ErrorCode::kInvalidArgument, .hint = Hint::kStated, .message = what, .file = path});
+  }
   if (!json.is_object() || !json.contains("weight_map") || !json["weight_map"].is_object()) {
     return BadIndex(path, "it has no weight_map");
   }

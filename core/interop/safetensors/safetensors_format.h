@@ -19,6 +19,11 @@ namespace cairn::core {
 /// not such an index. kNotFound, kUnavailable: it cannot be read.
 Result<std::map<std::string, std::string>> ReadShardIndex(const std::string& path);
 
+/// Returns what a file is that begins with `head` and was fetched instead of a checkpoint, as a
+/// sentence with what to do; "" if it is nothing known.
+std::string DescribeWrongFile(std::string_view head);
+inline constexpr uint64_t kWrongFileHeadBytes = 256;  // enough for DescribeWrongFile
+
 /// The format's own limit.
 inline constexpr uint64_t kMaxSafetensorsHeaderBytes = 100'000'000;
 

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import torch
 
+from cairn import _cairn
 from cairn._interop.pickles import Reader
 from cairn.errors import Corrupt, Error, Invalid, NotFound, Unavailable
 
@@ -40,6 +41,8 @@ class MappedFile:
             raise NotFound(f"cannot open the file: {error.strerror}", file=path) from None
         except (OSError, ValueError) as error:
             raise Unavailable(f"cannot read the file: {error}", file=path) from None
+        if what := _cairn.describe_wrong_file(bytes(self.bytes(0, 256))):
+            raise Invalid(what, file=path)
 
     def bytes(self, begin: int, size: int) -> memoryview:
         return memoryview(self.map or b"")[begin : begin + size]

@@ -28,7 +28,7 @@ from cairn._load.conversions import ConversionOptions
 from cairn._load.read import Reader
 from cairn._ranks.ranks import this_process
 from cairn._save.flatten import flatten
-from cairn.errors import Corrupt, NotFound
+from cairn.errors import Corrupt, Invalid, NotFound
 
 
 def run(options: Namespace) -> None:
@@ -118,6 +118,8 @@ def _check_promised(options: Namespace, batch: _cairn.Batch) -> None:
 
 
 def _save(options: Namespace, batch: _cairn.Batch, files: list[MappedFile]) -> None:
+    if not len(batch):
+        raise Invalid("there is nothing to import: no tensors or values are left")
     _cairn.check_save(options.step, batch, overwrite=options.overwrite, tags=options.tag)
     if options.base is not None:
         reader = _cairn.Store(options.store, False, None)

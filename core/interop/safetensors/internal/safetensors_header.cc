@@ -188,7 +188,10 @@ Result<void> CheckContiguous(std::span<const SafetensorsHeader::Tensor> tensors,
     end = tensor.end_bytes;
   }
   if (end == data_bytes) return {};
-  return Damaged(fmt::format("tensors end at byte {} of {}", end, data_bytes));
+  return Damaged(
+      fmt::format("{} bytes follow the last tensor, which ends at byte {} of the data: "
+                  "the file is longer than its header states",
+                  data_bytes - end, end));
 }
 
 using Json = nlohmann::ordered_json;

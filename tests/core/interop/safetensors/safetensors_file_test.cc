@@ -122,7 +122,7 @@ INSTANTIATE_TEST_SUITE_P(
                       "b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})",
                   3, "overlap"},
         BadHeader{R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})", 3,
-                  "end at byte 2 of 3"},
+                  "1 bytes follow the last tensor"},
         BadHeader{R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})", 1, "extend beyond"},
         BadHeader{R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[2,0]}})", 2, "extend beyond"},
         BadHeader{R"({"a":{"dtype":"F64","shape":[4294967296,4294967296],"data_offsets":[0,0]}})",
