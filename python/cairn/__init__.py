@@ -131,12 +131,13 @@ _DATACLASSES = {name: "cairn.reports" for name in __all__ if name not in globals
 _DATACLASSES |= {"Mirror": "cairn._mirror.options", "SaveTuning": "cairn._save.tuning"}
 """The modules of public names. Defining dataclasses takes longer than importing the rest of the
 package, and a reader needs none of them."""
+_MODULES = frozenset(("convert", "dcp", "hf", "jax", "metrics", "reports", "state_dict", "torch"))
 
 
 def __getattr__(name: str) -> Any:
     """Imports the public names that `import cairn` leaves out, when they are first used."""
-    if name == "reports":
-        return importlib.import_module("cairn.reports")
+    if name in _MODULES:
+        return importlib.import_module(f"cairn.{name}")
     if name not in _DATACLASSES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(_DATACLASSES[name]), name)

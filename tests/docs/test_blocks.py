@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -39,6 +40,11 @@ def test_all_pages_run(tmp_path):
     # tests/integrations/test_pages.py runs these, too, if the library is installed.
     skipped = [each for result in results for each in result["skipped"]]
     assert all(re.fullmatch(r"line \d+ needs \w+", each) for each in skipped), skipped
+
+
+def test_the_first_block_about_conversion_runs_alone(tmp_path):
+    first = blocks_of((DOCS / "conversion.md").read_text())[0]
+    subprocess.run([sys.executable, "-c", first.code], cwd=tmp_path, check=True)
 
 
 def test_what_is_not_run_states_a_known_reason():

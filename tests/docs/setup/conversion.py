@@ -5,7 +5,6 @@ save_file(model.state_dict(), "hf/weights.safetensors")
 files = {name: "weights.safetensors" for name in model.state_dict()}
 with open("hf/model.safetensors.index.json", "w") as file:
     json.dump({"metadata": {}, "weight_map": files}, file)
-cairn.convert = __import__("cairn.convert").convert
 cairn.convert.save_rules("rules.json", [cairn.convert.rename({"^norm": "ln"})])
 # before block 2
 sys = __import__("sys")
