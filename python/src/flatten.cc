@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "python/src/convert.h"
 #include "python/src/errors.h"
@@ -37,11 +38,12 @@ void ForEachDevice(const core::StateDict& state, uint32_t tensor, const Visit& v
 
 class Flattener {
  public:
-  Flattener(nb::handle take, core::KeyPatterns patterns, TorchAccess::Reach reach)
-      : take_(take), patterns_(std::move(patterns)), torch_(reach) {}
+  Flattener(nb::handle take, core::KeyPatterns patterns, TorchAccess::Reach reach,
+            nb::object key_of)
+      : take_(take), patterns_(std::move(patterns)), torch_(reach), key_of_(std::move(key_of)) {}
 
   Batch Run(nb::handle state) {
-    Walk walk = WalkState(state, torch_);
+    Walk walk = WalkState(state, torch_, std::move(key_of_));
     std::vector<bool> kept;  // by leaf
     for (uint32_t i = 0; i < walk.py_nodes.size(); ++i) {
       core::Node& node = walk.tree.nodes[i];
@@ -114,6 +116,7 @@ class Flattener {
   nb::handle take_;
   const core::KeyPatterns patterns_;
   TorchAccess torch_;
+  nb::object key_of_;
   Batch batch_;
 };
 
@@ -241,9 +244,10 @@ nb::list Batch::DeviceOwners() const {
   return found;
 }
 
-Batch Flatten(nb::handle state, nb::handle take, nb::list patterns, TorchAccess::Reach reach) {
+Batch Flatten(nb::handle state, nb::handle take, nb::list patterns, TorchAccess::Reach reach,
+              nb::object key_of) {
   const CollectionPause pause;
-  return Flattener(take, ParsePatterns(patterns), reach).Run(state);
+  return Flattener(take, ParsePatterns(patterns), reach, std::move(key_of)).Run(state);
 }
 
 }  // namespace cairn::python

@@ -48,6 +48,8 @@ struct Batch {
 /// `take(value, fqn)`. It returns either (node kind, dtype code, shape, strides in elements,
 /// address, device, owner, sharding), where the sharding is None or has the form that ToSharding
 /// accepts, or an object that FromPyValue accepts. Raises Invalid, and what `take` raises.
-Batch Flatten(nb::handle state, nb::handle take, nb::list patterns, TorchAccess::Reach reach);
+/// `key_of`: see WalkState.
+Batch Flatten(nb::handle state, nb::handle take, nb::list patterns, TorchAccess::Reach reach,
+              nb::object key_of = {});
 
 }  // namespace cairn::python

@@ -69,11 +69,13 @@ void BindRecords(nb::module_& m) {
       .def("device_owners", &Batch::DeviceOwners);
   m.def(
       "flatten",
-      [](nb::handle state, nb::handle take, nb::list patterns, bool devices) {
+      [](nb::handle state, nb::handle take, nb::list patterns, bool devices, nb::object key_of) {
         using Reach = TorchAccess::Reach;
-        return Flatten(state, take, patterns, devices ? Reach::kDevices : Reach::kHost);
+        return Flatten(state, take, patterns, devices ? Reach::kDevices : Reach::kHost,
+                       key_of.is_none() ? nb::object() : key_of);
       },
-      nb::arg("state").none(), nb::arg("take"), nb::arg("patterns"), nb::arg("devices") = false);
+      nb::arg("state").none(), nb::arg("take"), nb::arg("patterns"), nb::arg("devices") = false,
+      nb::arg("key_of") = nb::none());
   m.def(
       "check_save",
       [](uint64_t, const Batch& batch, nb::kwargs options) {

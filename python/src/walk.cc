@@ -3,6 +3,7 @@
 #include "python/src/walk.h"
 
 #include <unordered_map>
+#include <utility>
 
 #include "core/state_dict/key_name.h"
 #include "python/src/convert.h"
@@ -49,12 +50,13 @@ class TensorSubclasses {
 
 class Walker {
  public:
-  explicit Walker(const TorchAccess& torch)
+  Walker(const TorchAccess& torch, nb::object key_of)
       : torch_(torch),
         subclasses_(torch),
         ordered_dict_type_(nb::module_::import_("collections").attr("OrderedDict")),
         counter_type_(nb::module_::import_("collections").attr("Counter")),
-        key_of_(nb::module_::import_("cairn._base.tree").attr("key_of")) {}
+        key_of_(key_of.is_valid() ? std::move(key_of)
+                                  : nb::module_::import_("cairn._base.tree").attr("key_of")) {}
 
   Walk Run(nb::handle state) {
     Add(state, nb::none(), 0, KeyKind::kRoot, "");
@@ -165,6 +167,8 @@ std::string Walk::Fqn(uint32_t node) const {
   return fqn;
 }
 
-Walk WalkState(nb::handle state, const TorchAccess& torch) { return Walker(torch).Run(state); }
+Walk WalkState(nb::handle state, const TorchAccess& torch, nb::object key_of) {
+  return Walker(torch, std::move(key_of)).Run(state);
+}
 
 }  // namespace cairn::python

@@ -43,6 +43,7 @@ struct Walk {
 /// Walks a state, in which tensor subclasses with inner tensors become dicts. Raises Invalid for
 /// keys that cannot be part of an FQN or are reserved, for states that are nested more than
 /// core::kMaxTreeLevels levels deep, and for tensor subclasses that cannot be described.
-Walk WalkState(nb::handle state, const TorchAccess& torch);
+/// `key_of` takes the place of cairn._base.tree.key_of if it is not null.
+Walk WalkState(nb::handle state, const TorchAccess& torch, nb::object key_of = {});
 
 }  // namespace cairn::python

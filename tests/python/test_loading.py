@@ -181,6 +181,25 @@ def test_nothing_changes_when_a_load_is_refused(store, change, error, key):
     assert all(now is was for now, was in zip(target["b"].values(), before[1].values()))
 
 
+def test_all_mismatches_are_one_error(store):
+    saved = {"shape": torch.ones(2), "dtype": torch.ones(2), "kind": 1, "ok": torch.ones(2)}
+    store.save(1, saved | {"tied": torch.ones(3), "other": torch.zeros(3)})
+    tied = torch.full((3,), 7.0)
+    state = {
+        "shape": torch.zeros(3),
+        "dtype": torch.zeros(2, dtype=torch.float64),
+        "kind": torch.zeros(2),
+        "ok": torch.zeros(2),
+        "tied": tied,
+        "other": tied,
+    }
+    for load in (store.load, lambda state: store.pull(state, since=1)):
+        with pytest.raises(cairn.Invalid, match="4 keys are refused") as refused:
+            load(state)
+        assert all(f"'{key}'" in str(refused.value) for key in ("shape", "dtype", "kind", "other"))
+        assert torch.equal(state["ok"], torch.zeros(2))
+
+
 def test_not_strict_loads_what_both_have_and_tells_the_rest(store):
     store.save(1, SAVED)
     target = {"a": torch.zeros(2), "b": {"new": 1, "d": 0}, "x": torch.zeros(9)}

@@ -99,7 +99,8 @@ class Training:
         return self
 
     def state(self) -> dict[str, Any]:
-        states = {name: part.state_dict() for name, part in self.parts().items() if part is not True}
+        parts = self.parts() | {"rng": None}
+        states = {name: part.state_dict() for name, part in parts.items() if part is not None}
         return {**states, "torch": torch.get_rng_state(), "draw": random.random()}
 
 

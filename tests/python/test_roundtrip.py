@@ -171,6 +171,26 @@ def test_other_types_are_refused_with_name_and_way_out(store, value, way_out):
     assert way_out in str(caught.value)
 
 
+def test_texts_of_numpy_are_saved_as_str_and_bytes(store):
+    state = {np.str_("name"): np.str_("a.b"), "raw": [np.bytes_(b"x")], "n": (np.str_(""),)}
+    store.save(1, state)
+    assert_same(store.read(), {"name": "a.b", "raw": [b"x"], "n": ("",)})
+    store.load(state)
+    assert_same(state, {np.str_("name"): "a.b", "raw": [b"x"], "n": ("",)})
+
+
+def test_all_refusals_of_a_state_are_one_error(store):
+    state = {"set": {1}, "sparse": torch.ones(2).to_sparse(), "ok": 1, "keys": {(1, 2): 3}}
+    with pytest.raises(cairn.Invalid, match="3 keys are refused: .*'keys'.*'set'.*'sparse'"):
+        store.save(1, state)
+    many = {f"set{i}": {i} for i in range(12)}
+    message = r"12 keys are refused: .*'set9' [^;]*; \.\.\."
+    with pytest.raises(cairn.Invalid, match=message) as refused:
+        store.save(1, many)
+    assert refused.value.key == "set0"
+    assert store.steps() == []
+
+
 def test_keys_of_other_types_are_refused(store):
     with pytest.raises(cairn.Invalid, match="outer") as caught:
         store.save(1, {"outer": {(1, 2): 3}})

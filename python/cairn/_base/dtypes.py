@@ -41,6 +41,11 @@ def is_numpy_scalar(value: Any) -> bool:
     return numpy is not None and isinstance(value, numpy.generic)
 
 
+def is_numpy_text(value: Any) -> bool:
+    """True for np.str_ and np.bytes_, which are str and bytes, too, and are saved as these."""
+    return isinstance(value, (str, bytes)) and is_numpy_scalar(value)
+
+
 def loaded_torch() -> ModuleType | None:
     """torch if the process has imported it; otherwise no torch tensor can exist."""
     torch = sys.modules.get("torch")

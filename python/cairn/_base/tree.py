@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from cairn._base.dtypes import is_numpy_text
 from cairn.errors import Invalid
 
 # schema/structure.fbs, NodeKind.
@@ -29,7 +30,7 @@ _KEYS: dict[type, tuple[int, Callable[[Any], str]]] = {
 
 def key_of(key: Any, container_fqn: str) -> tuple[int, str]:
     """Kind and text of a key. Raises Invalid for a key that cannot be part of an FQN."""
-    entry = _KEYS.get(type(key))
+    entry = _KEYS.get(str if is_numpy_text(key) and isinstance(key, str) else type(key))
     if entry is None:
         raise Invalid(
             f"the dict '{container_fqn}' has a key {key!r} of type {type(key).__name__}: "

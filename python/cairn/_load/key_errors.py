@@ -120,7 +120,8 @@ def _way_without_wrappers(missing: Sequence[str], unexpected: Sequence[str]) -> 
     """How a load finds keys that differ only by the names of wrappers; empty: no key does."""
     bare = {_cairn.without_wrappers(fqn): fqn for fqn in unexpected}
     for fqn in missing:
-        if other := bare.get(_cairn.without_wrappers(fqn)):
+        other = bare.get(_cairn.without_wrappers(fqn))
+        if other is not None and other != fqn:
             return f"the step has '{other}' in place of '{fqn}', so pass strip_wrappers=True"
     return ""
 

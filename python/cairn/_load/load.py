@@ -42,7 +42,7 @@ from cairn._tensors.targets import (
     new_array,
     target_of,
 )
-from cairn.errors import Corrupt, Invalid, refuse
+from cairn.errors import Corrupt, Invalid, Refusals, refuse
 
 if TYPE_CHECKING:
     from cairn._load.conversions import ConversionOptions
@@ -120,9 +120,14 @@ class Load:
                     plan.match_count, self._missing, contents, self.unexpected
                 )
         self._others = OtherLeaves(plan, contents, options, ranks)
+        refusals = Refusals()
         for node, leaf in plan.request_contiguous():
-            self._others.add(node, leaf, leaf_at(contents, leaf))
-        self._check_doubles(plan.doubles())
+            try:
+                self._others.add(node, leaf, leaf_at(contents, leaf))
+            except Invalid as error:
+                refusals.add(error)
+        self._check_doubles(plan.doubles(), refusals)
+        refusals.raise_all()
         self._others.read_values(self._changed_values())
         self.requests = plan.requests
         self._plan = plan
@@ -131,16 +136,19 @@ class Load:
         """FQNs of the values of the state that are not those of the step; None: any."""
         return None
 
-    def _check_doubles(self, doubles: list[tuple[str, str]]) -> None:
-        """Raises Invalid if tensors that are tied in the state are not equal in the step."""
+    def _check_doubles(self, doubles: list[tuple[str, str]], refusals: Refusals) -> None:
+        """Refuses tensors that are tied in the state and not equal in the step."""
         for fqn, other in doubles:
             names = [stored_name(self._contents, each) for each in (fqn, other)]
             if None in names or not self._native.has_equal_chunks(self.info, *names):
-                raise Invalid(
-                    f"'{fqn}' shares its memory with '{other}' in the state, but they are two "
-                    f"different tensors in step {self._contents.step}: untie them, or use read()",
-                    key=fqn,
-                    step=self._contents.step,
+                step = self._contents.step
+                refusals.add(
+                    Invalid(
+                        f"'{fqn}' shares its memory with '{other}' in the state, but they are two "
+                        f"different tensors in step {step}: untie them, or use read()",
+                        key=fqn,
+                        step=step,
+                    )
                 )
 
     @property

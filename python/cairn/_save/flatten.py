@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from cairn import _cairn
+from cairn._base.dtypes import is_numpy_text
+from cairn._base.tree import STRING_KEY, key_of
 from cairn._ranks.ranks import Ranks
 from cairn._ranks.sharded import Shards
 from cairn._tensors.host_copies import HostCopies
 from cairn._tensors.sources import Sources
+from cairn.errors import Invalid, Refusals
 
 
 class FlatState(NamedTuple):
@@ -36,14 +39,31 @@ def flatten(
     copied into `copies`, by default into memory of this batch; with `devices`, those that C++ can
     access are borrowed too. Leaves of type _cairn.Pickle are saved as pickles.
 
-    Raises Invalid for a leaf that cannot be saved.
+    Raises Invalid for leaves that cannot be saved, all of them together.
     """
+    refusals = Refusals()
     shards = Shards(ranks)
     sources = Sources(shards, copies, devices=devices)
 
-    def take(value: Any, fqn: str) -> tuple | _cairn.Pickle:
+    def take(value: Any, fqn: str) -> Any:
+        try:
+            return source_of(value, fqn)
+        except Invalid as error:
+            refusals.add(error)
+            return None
+
+    def take_key(key: Any, container_fqn: str) -> tuple[int, str]:
+        try:
+            return key_of(key, container_fqn)
+        except Invalid as error:
+            refusals.add(error)
+            return STRING_KEY, repr(key)
+
+    def source_of(value: Any, fqn: str) -> Any:
         if isinstance(value, _cairn.Pickle):
             return value
+        if is_numpy_text(value):
+            return str(value) if isinstance(value, str) else bytes(value)
         source = sources.take(value, fqn)
         if source is not None:
             return source
@@ -51,4 +71,9 @@ def flatten(
 
         return pickled(value, fqn, allow_pickle)
 
-    return FlatState(_cairn.flatten(state, take, patterns, devices), shards.groups, patterns)
+    try:
+        batch = _cairn.flatten(state, take, patterns, devices, take_key)
+    except Invalid as error:
+        refusals.add(error)
+    refusals.raise_all()
+    return FlatState(batch, shards.groups, patterns)

@@ -23,7 +23,7 @@ from cairn._open import open as open_store
 from cairn._tensors.contents import Leaf, TensorLeaf, ValueLeaf, leaf_at, plain_value
 from cairn._tensors.sources import address_of, row_major
 from cairn._tensors.targets import check_same
-from cairn.errors import Invalid
+from cairn.errors import Invalid, Refusals
 from cairn.jax._arrays import (
     KEY_DATA,
     KEY_IMPL,
@@ -87,7 +87,14 @@ def load(
         paths, structure = flatten(template)
         names = [f"{prefix}.{fqn_of(path)}" if prefix else fqn_of(path) for path, _ in paths]
         _check_keys(contents, names, [value for _, value in paths], strict)
-        planned = [reader.add(fqn, value) for fqn, (_, value) in zip(names, paths)]
+        planned = []
+        refusals = Refusals()
+        for fqn, (_, value) in zip(names, paths):
+            try:
+                planned.append(reader.add(fqn, value))
+            except Invalid as error:
+                refusals.add(error)
+        refusals.raise_all()
         reader.read()
         return jax.tree_util.tree_unflatten(structure, [result() for result in planned])
 
