@@ -34,32 +34,52 @@ uint32_t NextCharacter(std::string_view text, size_t* at) {
 
 }  // namespace
 
+std::string LiteralPattern(std::string_view fqn) {
+  std::string pattern;
+  for (const char c : fqn) {
+    const bool is_special = kWildcards.contains(c) || (c == '!' && pattern.empty());
+    pattern += is_special ? fmt::format("[{}]", c) : std::string(1, c);
+  }
+  return pattern;
+}
+
 Result<KeyPatterns::Pattern> KeyPatterns::ParseOne(std::string_view text) {
   Pattern pattern;
-  const size_t wildcard = text.find_first_of(kWildcards);
-  pattern.prefix = std::string(text.substr(0, wildcard));
-  if (wildcard == std::string_view::npos) return pattern;
+  if (text.find_first_of(kWildcards) == std::string_view::npos) {
+    pattern.prefix = text;
+    return pattern;
+  }
+  bool has_wildcard = false;
   size_t at = 0;
+  const auto add_wildcard = [&](Token token) {
+    has_wildcard = true;
+    pattern.tokens.push_back(std::move(token));
+  };
+  const auto add_character = [&](std::string_view bytes, uint32_t character) {
+    if (!has_wildcard) pattern.prefix += bytes;
+    pattern.tokens.push_back({Token::Kind::kCharacter, character, false, {}});
+  };
   while (at < text.size()) {
     if (text[at] == '*') {
       const size_t end = std::min(text.find_first_not_of('*', at), text.size());
-      pattern.tokens.push_back(
-          {end - at >= 2 ? Token::Kind::kStarStar : Token::Kind::kStar, 0, false, {}});
+      add_wildcard({end - at >= 2 ? Token::Kind::kStarStar : Token::Kind::kStar, 0, false, {}});
       at = end;
     } else if (text[at] == '?') {
-      pattern.tokens.push_back({Token::Kind::kAnyCharacter, 0, false, {}});
+      add_wildcard({Token::Kind::kAnyCharacter, 0, false, {}});
       ++at;
     } else if (text[at] == '[') {
       Token set{Token::Kind::kSet, 0, false, {}};
-      ++at;
-      if (at < text.size() && text[at] == '!') {
+      const size_t begin = ++at;
+      if (text.substr(at, 2) != "!]" && text.substr(at, 1) == "!") {
         set.negated = true;
         ++at;
       }
+      size_t first_end = 0;
       // A "]" at the beginning is a member of the set, as in shells.
       for (bool first = true; at < text.size() && (first || text[at] != ']'); first = false) {
         const uint32_t low = NextCharacter(text, &at);
         uint32_t high = low;
+        if (first) first_end = at;
         if (at + 1 < text.size() && text[at] == '-' && text[at + 1] != ']') {
           ++at;
           high = NextCharacter(text, &at);
@@ -70,15 +90,23 @@ Result<KeyPatterns::Pattern> KeyPatterns::ParseOne(std::string_view text) {
         return Fail(
             ErrorCode::kInvalidArgument,
             fmt::format(
-                "pattern '{}' has a '[' without its ']'; write '?' for the character itself",
+                "pattern '{}' has a '[' without its ']'; write '[[]' for the character itself",
                 text));
       }
+      const uint32_t only = set.ranges.front().first;
+      if (first_end == at && !set.negated && only != '.') {
+        add_character(text.substr(begin, at - begin), only);
+      } else {
+        add_wildcard(std::move(set));
+      }
       ++at;
-      pattern.tokens.push_back(std::move(set));
     } else {
-      pattern.tokens.push_back({Token::Kind::kCharacter, NextCharacter(text, &at), false, {}});
+      const size_t begin = at;
+      const uint32_t character = NextCharacter(text, &at);
+      add_character(text.substr(begin, at - begin), character);
     }
   }
+  if (!has_wildcard) pattern.tokens.clear();
   return pattern;
 }
 

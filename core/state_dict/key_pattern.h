@@ -4,11 +4,11 @@
 ///
 /// The path separator is ".". A pattern without wildcards matches a key and all keys below it. "*"
 /// matches inside one path element, "**" across elements, "?" one character except ".", and "[a-c]"
-/// one character of a set ("[!a-c]": one that is not in it); sets do not match ".". Characters are
-/// UTF-8 code points, and the escapes of key_name.h: "\." is one character, and does not separate
-/// elements; any other "\" is a character. A leading "!" excludes. A key matches if no exclusion
-/// matches it, and an inclusion does or there are no inclusions. Cost of a match: at most the
-/// length of the key times the length of the pattern.
+/// one of a set ("[!a-c]": none of it); sets do not match ".". A set of one character, such as
+/// "[[]", is that character and no wildcard; so is "[!]". Characters are UTF-8 code points, and the
+/// escapes of key_name.h: "\." is one character, and does not separate elements; any other "\" is a
+/// character. A leading "!" excludes. A key matches if no exclusion matches it, and an inclusion
+/// does or there are none. A match costs at most the length of the key times that of the pattern.
 
 #include <cstdint>
 #include <functional>
@@ -21,6 +21,9 @@
 #include "kv/base/error.h"
 
 namespace cairn::core {
+
+/// Returns the pattern without wildcards that is this FQN, whatever characters it has.
+std::string LiteralPattern(std::string_view fqn);
 
 class KeyPatterns {
  public:
@@ -49,7 +52,7 @@ class KeyPatterns {
     std::vector<std::pair<uint32_t, uint32_t>> ranges;  // ranges of a set; both ends are included
   };
   struct Pattern {
-    std::string prefix;         // text before the first wildcard
+    std::string prefix;         // text before the first wildcard, without escapes
     std::vector<Token> tokens;  // the whole pattern; none if there is no wildcard
     bool Matches(std::string_view fqn) const;
   };

@@ -390,6 +390,8 @@ class Store(Closing):
                 below it: ``model.layers.1`` matches ``model.layers.1.attn.wq``, but not
                 ``model.layers.10.attn.wq``. ``*`` matches inside one path element, ``**`` across
                 elements, ``?`` one character, ``[a-c]`` one of a set. A leading ``!`` excludes.
+                ``[[]``, ``[*]`` and ``[?]``, which ``glob.escape`` writes, are these characters
+                themselves, and so is ``[!]`` at the beginning.
             device: where torch tensors are placed; by default host memory.
             mmap: tensors are views of the memory-mapped file where their bytes are contiguous in
                 it, without a copy. Such numpy arrays are read-only. Torch tensors cannot be: a

@@ -10,6 +10,7 @@ import time
 import pytest
 import torch
 
+import cairn
 from tool_programs import BIN_DIR, into_store
 
 
@@ -52,6 +53,13 @@ def test_keys_up_to_the_next_element(complete, two_steps):
     assert "model.wte." in keys
     assert complete("show", f"{two_steps}", "model.wte.") == ["model.wte.weight"]
     assert complete("show", f"{two_steps}@300", "mo") == []
+
+
+def test_patterns_are_completed_with_escapes(complete, tmp_path):
+    with cairn.open(tmp_path / "s", mode="a") as store:
+        store.save(1, {"h[0]": {"w": torch.ones(1)}})
+    assert complete("keys", f"{tmp_path}/s", "h") == ["h[[]0]."]
+    assert complete("show", f"{tmp_path}/s", "h") == ["h[0]."]
 
 
 def test_a_store_that_cannot_be_read_has_no_candidates(complete, tmp_path):

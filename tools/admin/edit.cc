@@ -117,7 +117,7 @@ Verb DropVerb() {
               *command,
               {Required("PATTERN", &command->drop,
                         "Keys to leave out: NAME selects all keys below it, * matches one element, "
-                        "** any number of elements; !PATTERN keeps keys")}),
+                        "** any number of elements, [[] a [; !PATTERN keeps keys")}),
           .examples = {"kv-admin drop runs/gpt@100 optimizer --into 101"},
           .notes = kEditNotes,
           .run = [command](Output& out) {

@@ -260,7 +260,7 @@ std::vector<Argument> ExportArguments(ExportCommand& command) {
                "of torch.distributed.checkpoint (NAME.dcp)"),
       Positional("PATTERN", &command.patterns,
                  "Keys to select: NAME selects all keys below it, * matches one element, ** any "
-                 "number of elements; !PATTERN excludes"),
+                 "number of elements, [[] a [; !PATTERN excludes"),
       Option("--shard-size", "SIZE", &command.shard_size,
              "Larger exports become several files and an index (5GB); torch.save has no "
              "limit"),

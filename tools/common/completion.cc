@@ -14,6 +14,7 @@
 #include <variant>
 
 #include "core/checkpoint_store.h"
+#include "core/state_dict/key_pattern.h"
 #include "kv/base/key.h"
 #include "kv/base/step_info.h"
 #include "kv/read/snapshot.h"
@@ -71,8 +72,8 @@ Result<void> AddSteps(const std::string& store, const std::string& prefix, Candi
 }
 
 /// Adds the keys of the step of `address` up to the end of the path element that is typed: "model."
-/// and not each key below it.
-Result<void> AddKeys(const std::string& address, Candidates& candidates) {
+/// and not each key below it. Patterns get escapes; those that are typed are not understood.
+Result<void> AddKeys(const std::string& address, bool are_patterns, Candidates& candidates) {
   CAIRN_TRY_ASSIGN(const Address parsed, ParseAddress(address));
   CAIRN_TRY_ASSIGN(const auto opened, OpenLocal(parsed.store));
   CAIRN_TRY_ASSIGN(const auto snapshot, opened->kv().Latest());
@@ -86,7 +87,7 @@ Result<void> AddKeys(const std::string& address, Candidates& candidates) {
       const size_t dot = fqn.find('.', candidates.typed().size());
       std::string word(fqn.substr(0, dot == std::string_view::npos ? dot : dot + 1));
       if (word == last) return true;
-      candidates.Add(word);
+      candidates.Add(are_patterns ? core::LiteralPattern(word) : word);
       last = std::move(word);
       return ++count < kMaxKeys;
     };
@@ -138,7 +139,8 @@ void AddValues(const Argument& argument, const std::string& address, Candidates&
     const std::string store = at == 0 ? StoreOf(address) : typed.substr(0, at);
     (void)AddSteps(store, typed.substr(0, at + 1), candidates);
   }
-  if (argument.name == "FQN" || argument.name == "PATTERN") (void)AddKeys(address, candidates);
+  const bool is_pattern = argument.name == "PATTERN";
+  if (is_pattern || argument.name == "FQN") (void)AddKeys(address, is_pattern, candidates);
 }
 
 constexpr std::string_view kBash = R"(# bash completion of NAME

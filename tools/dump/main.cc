@@ -30,7 +30,7 @@ CommandLine MakeCommandLine(DumpRun& run) {
   const Argument patterns =
       Positional("PATTERN", &run.patterns,
                  "Keys to select: NAME selects all keys below it, * matches one element, ** any "
-                 "number of elements, ? one character, [a-c] a set; !PATTERN excludes");
+                 "number of elements, ? one character, [a-c] a set, [[] a [; !PATTERN excludes");
   const Argument key = Required("FQN", &run.second, "The key");
   const Argument where =
       Option("--where", "CONDITION", &run.where, std::string(StatisticsFilter::kHelp));

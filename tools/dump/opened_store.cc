@@ -90,14 +90,9 @@ Result<FoundKey> FindKey(const core::CheckpointStore& store, const kv::StepInfo&
   auto tensor = store.FindTensor(step, fqn);
   const bool may_be_value = tensor ? tensor->hidden : tensor.error().code == ErrorCode::kNotFound;
   if (!may_be_value) return tensor;
-  core::KeyPatterns patterns;  // of `fqn` and maybe other keys; without a name, the root is a value
+  core::KeyPatterns patterns;  // of `fqn` and keys below it; without a name, the root is a value
   if (!fqn.empty()) {
-    std::string pattern = fqn;
-    for (size_t i = 0; i < pattern.size(); ++i) {
-      const bool special = std::string_view("*?[]").contains(pattern[i]);
-      if (special || (i == 0 && pattern[i] == '!')) pattern[i] = '?';
-    }
-    CAIRN_TRY_ASSIGN(patterns, core::KeyPatterns::Parse({pattern}));
+    CAIRN_TRY_ASSIGN(patterns, core::KeyPatterns::Parse({core::LiteralPattern(fqn)}));
   }
   std::optional<core::ValueInfo> found;
   CAIRN_TRY(store.ForEachKey(

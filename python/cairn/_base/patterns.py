@@ -5,6 +5,7 @@ The C++ side matches the patterns (core/state_dict/key_pattern.h).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Union
 
@@ -13,7 +14,7 @@ from cairn.errors import Invalid
 Patterns = Union[str, Iterable[str], None]
 """One pattern, several patterns, or None, which selects everything."""
 
-_WILDCARDS = frozenset("*?[]!")
+_WILDCARD = re.compile(r"[*?\[]")
 _MAX_LISTED = 64
 
 
@@ -25,26 +26,24 @@ def pattern_list(patterns: Patterns) -> list[str]:
 
 
 def literal(fqn: str) -> str:
-    """A pattern that matches `fqn`, whatever characters it has, and possibly a few other names."""
-    # "?" matches every character, itself included.
-    return "".join("?" if char in _WILDCARDS else char for char in fqn)
+    """The pattern without wildcards that is this FQN, whatever characters it has. It also matches
+    the keys below it."""
+    escaped = _WILDCARD.sub(r"[\g<0>]", fqn)
+    return f"[!]{escaped[1:]}" if escaped.startswith("!") else escaped
 
 
 def patterns_for(fqn: str) -> list[str]:
-    """Patterns that match `fqn`, whatever characters it has, and possibly a few other names."""
+    """Patterns that match `fqn`, and what is below it."""
     return [literal(fqn)] if fqn else []
 
 
 def exact_patterns(fqns: Iterable[str]) -> list[str]:
     """Patterns that match `fqns`, and possibly other names. Empty, which matches everything, if
-    they have wildcards, or are so many that listing each takes longer than listing all."""
+    they are so many that listing each takes longer than listing all."""
     fqns = list(fqns)
-    few = len(fqns) <= _MAX_LISTED
-    return fqns if few and all(_is_literal(fqn) for fqn in fqns) else []
-
-
-def _is_literal(fqn: object) -> bool:
-    return isinstance(fqn, str) and bool(fqn) and not _WILDCARDS & set(fqn)
+    if len(fqns) > _MAX_LISTED or not all(isinstance(fqn, str) and fqn for fqn in fqns):
+        return []
+    return [literal(fqn) for fqn in fqns]
 
 
 def clean_prefix(prefix: str) -> str:
@@ -60,20 +59,11 @@ def all_patterns(patterns: list[str], prefix: str, frozen: list[str]) -> list[st
     """`patterns` below `prefix`, without the keys in `frozen`, which include the prefix."""
     if prefix:
         above = literal(prefix)
-        below = [each for one in patterns for each in _joined(above, one)]
+        below = [_joined(above, one) for one in patterns]
         has_includes = any(not one.startswith("!") for one in patterns)
-        patterns = below if has_includes else [*_with_below(above), *below]
-    return patterns + [f"!{each}" for fqn in frozen for each in _with_below(literal(fqn))]
+        patterns = below if has_includes else [above, *below]
+    return patterns + [f"!{literal(fqn)}" for fqn in frozen]
 
 
-def _joined(above: str, pattern: str) -> list[str]:
-    sign, name = ("!", pattern[1:]) if pattern.startswith("!") else ("", pattern)
-    joined = f"{above}.{name}"
-    takes_below = not _WILDCARDS & set(name)
-    return [sign + each for each in (_with_below(joined) if takes_below else [joined])]
-
-
-def _with_below(pattern: str) -> list[str]:
-    """Patterns that also match what is below the keys of `pattern`, as a pattern without wildcards
-    does."""
-    return [pattern, f"{pattern}.**"] if _WILDCARDS & set(pattern) else [pattern]
+def _joined(above: str, pattern: str) -> str:
+    return f"!{above}.{pattern[1:]}" if pattern.startswith("!") else f"{above}.{pattern}"

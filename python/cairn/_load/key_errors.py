@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from cairn import _cairn
 from cairn._base import dtypes
+from cairn._base.patterns import literal
 from cairn.errors import Invalid, NotFound
 
 _OTHER_WAYS = "load a part with keys=..., use strict=False, or read() what you need"
@@ -25,7 +26,8 @@ def _close_name(name: str, names: Iterable[str]) -> str | None:
 def no_match(patterns: list[str], contents: _cairn.Contents) -> NotFound:
     """The error for patterns that match no key of a step with these contents."""
     names = _with_containers(contents.fqns())
-    return _no_key(f"that matches {patterns}", patterns[0], names, contents.step)
+    close = next((literal(pattern) for pattern in patterns if pattern in names), None)
+    return _no_key(f"that matches {patterns}", patterns[0], names, contents.step, close)
 
 
 def _with_containers(fqns: list[str]) -> list[str]:
@@ -43,8 +45,10 @@ def no_such_key(fqn: str, contents: _cairn.Contents) -> NotFound:
     return _no_key(f"'{fqn}'", fqn, contents.fqns(), contents.step)
 
 
-def _no_key(what: str, key: str, names: list[str], step: int) -> NotFound:
-    close = _close_name(key, names)
+def _no_key(
+    what: str, key: str, names: list[str], step: int, close: str | None = None
+) -> NotFound:
+    close = close or _close_name(key, names)
     way_out = f"did you mean {close!r}?" if close else "keys() lists them"
     return NotFound(f"step {step} has no key {what}: {way_out}", key=key, step=step)
 

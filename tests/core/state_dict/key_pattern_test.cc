@@ -36,6 +36,11 @@ const Case kCases[] = {
     {{"**.weight"}, {"model.h.0.weight"}, {"model.h.0.bias"}},
     {{"model.**"}, {"model.h.0.weight"}, {}},
     {{"**"}, {""}, {}},
+    // A set of one character is the character itself, so this is a literal.
+    {{"h[[]0].w"}, {"h[0].w", "h[0].w.x"}, {"h0.w", "h[0]"}},
+    {{"[!]a[*]"}, {"!a*", "!a*.b"}, {"!ab", "a*"}},
+    {{"**", "![!]h[?].[[]*[]]"}, {"!h?.[w", "h?.[w]"}, {"!h?.[w]"}},
+    {{"h[[]?[]]"}, {"h[0]"}, {"h[0].w", "h[.]"}},
     // "?" is one character, but no dot; here also one of two bytes.
     {{"h.?.w"}, {"h.3.w", "h.\xc3\xa9.w"}, {"h.13.w"}},
     {{"h?w"}, {}, {"h.w"}},
