@@ -86,10 +86,10 @@ class Store(Closing):
         keys of type ``str``, ``int``, ``float``, ``bool`` or ``None``. Leaves are torch tensors of
         every dtype except the quantized ones, numpy arrays and scalars of numbers and bools,
         objects that support DLPack (they are loaded as torch tensors), and ``None``, ``bool``,
-        ``int``, ``float``, ``complex``, ``str`` and ``bytes``. The FQN of a leaf is its keys joined
-        by ``.``; where two would be equal, keys are escaped (docs/format/keys.md). Tensor
-        subclasses with ``__tensor_flatten__`` are saved as their inner tensors
-        (docs/integrations/torchao.md).
+        ``int``, ``float``, ``complex``, ``str``, ``bytes`` and ``io.BytesIO`` (read as ``bytes``).
+        The FQN of a leaf is its keys joined by ``.``; where two would be equal, keys are escaped
+        (docs/format/keys.md). Tensor subclasses with ``__tensor_flatten__`` are saved as their
+        inner tensors (docs/integrations/torchao.md).
         Other subclasses of these types are refused, because they would be loaded as another type.
         With ``allow_pickle=True``, other objects are pickled if they contain no tensors.
 

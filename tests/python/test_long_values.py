@@ -1,5 +1,6 @@
 """Strings, bytes, pickles and integers of more than 4 KiB, whose bytes steps share as chunks."""
 
+import io
 import json
 import pathlib
 import random
@@ -8,6 +9,8 @@ import subprocess
 import numpy
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
+from cairn.dcp import CairnReader
 from cairn_testing import assert_same, damage
 from ranks import with_ranks
 
@@ -51,6 +54,41 @@ def test_a_step_does_not_write_unchanged_long_values(tmp_path):
         store.compact(max_dead=0.0)
         assert store.read()["v"] == state["v"]
     assert_verified(tmp_path)
+
+
+@pytest.mark.parametrize("count", [0, 9, 1 << 20])
+def test_an_io_bytesio_is_saved_as_bytes_and_loaded_as_io_bytesio(tmp_path, count):
+    data = random_bytes(count)
+    stream = io.BytesIO(data)
+    stream.seek(count // 2)  # the position is not part of a step
+    state = {"a": stream, "list": [io.BytesIO(data)], "tuple": (io.BytesIO(data), 1)}
+    with cairn.open(tmp_path, "a") as store:
+        store.save(1, state)
+        store.save_async(2, state).result()
+        assert store.save(3, state).written_bytes == 0  # long values are shared
+        with store.writer(4) as writer:
+            writer.add("a", stream)
+        for step in (1, 2, 3):
+            target = {"a": io.BytesIO(b"x"), "list": [io.BytesIO()], "tuple": (io.BytesIO(), 0)}
+            store.load(target, step=step)
+            for found in (target["a"], target["list"][0], target["tuple"][0]):
+                assert type(found) is io.BytesIO and found.getvalue() == data
+                assert found.tell() == 0
+            assert store.read(step=step) == {"a": data, "list": [data], "tuple": (data, 1)}
+        assert store.read(step=4) == {"a": data}
+        assert stream.tell() == count // 2
+    target = {"a": io.BytesIO()}
+    dcp.load(target, storage_reader=CairnReader(tmp_path, step=2))
+    assert target["a"].getvalue() == data
+
+
+@with_ranks(2)
+def test_an_io_bytesio_of_ranks(rank, path):
+    with cairn.open(path, "a") as store:
+        store.save(1, {f"own.{rank}": io.BytesIO(b"x" * 9_000), "same": io.BytesIO(b"y")})
+        target = {f"own.{rank}": io.BytesIO(), "same": io.BytesIO()}
+        store.load(target, keys=list(target))
+        assert [value.getvalue() for value in target.values()] == [b"x" * 9_000, b"y"]
 
 
 def test_long_values_of_each_kind_are_loaded(tmp_path):

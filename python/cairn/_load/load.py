@@ -8,6 +8,7 @@ plain values are replaced. The C++ side plans the load of contiguous tensors
 
 from __future__ import annotations
 
+import io
 from collections.abc import Collection, Container
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -262,7 +263,9 @@ class OtherLeaves:
             or self._plan.node(node)[0] is None
         }
         values = plain_values(list(chosen.values()), self._step, self._allow_pickle)
-        self._replacements.update(zip(chosen, values))
+        for node, value in zip(chosen, values):
+            is_file = isinstance(value, bytes) and type(self._plan.node(node)[0]) is io.BytesIO
+            self._replacements[node] = io.BytesIO(value) if is_file else value
 
     def finish(self) -> None:
         """Copies staged bytes to their targets and replaces values, after the read."""

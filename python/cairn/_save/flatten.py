@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any, NamedTuple
 
 from cairn import _cairn
@@ -32,12 +33,14 @@ def flatten(
     copies: HostCopies | None = None,
     *,
     devices: bool = False,
+    bytes_io: bool = True,
 ) -> FlatState:
     """Flattens the leaves that `patterns` select.
 
     The batch borrows the memory of the tensors and keeps its owners alive. Tensors on a device are
     copied into `copies`, by default into memory of this batch; with `devices`, those that C++ can
-    access are borrowed too. Leaves of type _cairn.Pickle are saved as pickles.
+    access are borrowed too. Leaves of type _cairn.Pickle are saved as pickles, and with `bytes_io`
+    those of type io.BytesIO as bytes.
 
     Raises Invalid for leaves that cannot be saved, all of them together.
     """
@@ -64,6 +67,8 @@ def flatten(
             return value
         if is_numpy_text(value):
             return str(value) if isinstance(value, str) else bytes(value)
+        if bytes_io and type(value) is io.BytesIO:
+            return value.getvalue()
         source = sources.take(value, fqn)
         if source is not None:
             return source

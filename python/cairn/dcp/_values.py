@@ -46,8 +46,9 @@ def overrides(planner: SavePlanner | LoadPlanner, default: type, *methods: str) 
 
 def flat_values(values: dict[str, Any]) -> _cairn.Batch:
     """Values by FQN as a batch for C++, with tensors on CUDA devices in place. Raises Invalid for
-    values that only a pickle could represent."""
-    batch = flatten(values, allow_pickle=False, ranks=ALONE, patterns=[], devices=True).batch
+    values that only a pickle could represent, and for an io.BytesIO, whose type a load by DCP would
+    not restore."""
+    batch = flatten(values, False, ALONE, [], devices=True, bytes_io=False).batch
     batch.take_keys_as_fqns()
     return batch
 
@@ -238,7 +239,10 @@ def set_value(planner: LoadPlanner, item: ReadItem, value: Any) -> None:
         torch.save(value, buffer)
         buffer.seek(0)
         planner.load_bytes(item, buffer)
-    elif planner.flatten_state_dict:
+        return
+    if isinstance(value, bytes) and type(planner.state_dict.get(fqn)) is io.BytesIO:
+        value = io.BytesIO(value)  # of a step that was not saved by DCP
+    if planner.flatten_state_dict:
         set_element(planner.original_state_dict, planner.mappings[fqn], value)
     else:
         planner.state_dict[fqn] = value
