@@ -69,6 +69,20 @@ def test_peft_opens_an_export_and_cairn_a_directory_of_peft(stores):
     assert_same_directories(folder / "own", folder / "again")
 
 
+def test_a_base_of_the_same_store_is_named_by_its_number(stores):
+    folder, model = stores
+    cairn.hf.save_pretrained(model, f"{folder}/base@1", base=10)
+    with cairn.open(folder / "base", mode="a") as store:
+        cairn.hf.save_pretrained(model, store, 2, base=10)
+
+    for options in ({}, {"base": 10}):
+        for step in (1, 2):
+            loaded = cairn.hf.from_pretrained(f"{folder}/base@{step}", **options)
+            assert torch.equal(logits(loaded), logits(model))
+    with pytest.raises(cairn.NotFound):
+        cairn.hf.save_pretrained(model, f"{folder}/base@3", base=11)
+
+
 def test_an_exported_adapter_still_has_its_reference(stores):
     folder, model = stores
     run_admin("export", f"{folder}/adapters@1", folder / "out", "--format", "hf")

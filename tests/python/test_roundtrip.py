@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import math
 import struct
@@ -156,7 +155,7 @@ class Colour(Enum):
         (namedtuple("Pair", "a b")(1, 2), "tuple("),
         ({1, 2}, "list("),
         (bytearray(b"x"), "bytes("),
-        (io.BytesIO(b"x"), ".getvalue()"),
+        (torch.nn.Linear(1, 1), "top-level dict"),
         (Colour.RED, ".value"),
         (type("Text", (str,), {})("x"), "str("),
         (object(), "allow_pickle"),
@@ -189,6 +188,17 @@ def test_all_refusals_of_a_state_are_one_error(store):
         store.save(1, many)
     assert refused.value.key == "set0"
     assert store.steps() == []
+
+
+def test_a_module_below_the_top_level_is_named_when_it_is_not_loaded(store):
+    store.save(1, {"nets.actor": torch.nn.Linear(1, 1), "n": 1})
+
+    with pytest.raises(cairn.Invalid, match="only loaded at the top level") as caught:
+        store.load({"nets": {"actor": torch.nn.Linear(1, 1)}, "n": 0}, strict=False)
+    assert caught.value.key == "nets.actor"
+    actor = torch.nn.Linear(1, 1)
+    store.load({"nets.actor": actor, "n": 0})  # what the error proposes
+    assert torch.equal(actor.weight, store.read()["nets.actor"]["weight"])
 
 
 def test_keys_of_other_types_are_refused(store):

@@ -4,11 +4,13 @@ to try next. Loads import this module only when they fail."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from cairn import _cairn
 from cairn._base import dtypes
 from cairn._base.patterns import literal
-from cairn.errors import Invalid, NotFound
+from cairn._tensors.stateful import AT_TOP, is_stateful
+from cairn.errors import Invalid, NotFound, refuse
 
 _OTHER_WAYS = "load a part with keys=..., use strict=False, or read() what you need"
 _CAST_TO = frozenset({"float64", "float32", "float16", "bfloat16"})
@@ -107,6 +109,20 @@ def _by_first(fqns: Iterable[str]) -> dict[str, list[str]]:
     for fqn in fqns:
         found.setdefault(fqn.partition(".")[0], []).append(fqn)
     return found
+
+
+def check_no_module(state: Any, fqn: str = "") -> None:
+    """Raises Invalid for a module or another object with a state below the top level, which a load
+    does not fill."""
+    if isinstance(state, (list, tuple)):
+        state = dict(enumerate(state))
+    if not isinstance(state, dict):
+        if fqn and is_stateful(state):
+            name = type(state).__name__
+            raise refuse(fqn, f"a {name}, which is only loaded at the top level of a state", AT_TOP)
+        return
+    for key, value in state.items():
+        check_no_module(value, f"{fqn}.{key}" if fqn else str(key))
 
 
 def unexpected_keys(

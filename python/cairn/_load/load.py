@@ -111,12 +111,13 @@ class Load:
         self.by_nccl = False
         plan = options.plan(contents, state, self._skipped)
         self._missing, self.unexpected = plan.missing(), plan.unexpected()
-        if self._missing and (options.strict or len(self.unexpected) > 0):
+        if self._missing:
             from cairn._load import key_errors
 
+            key_errors.check_no_module(state)
             if options.strict:
                 raise key_errors.missing_keys(self._missing, contents, self.unexpected)
-            if not self._skipped:
+            if len(self.unexpected) > 0 and not self._skipped:
                 key_errors.check_some_match(
                     plan.match_count, self._missing, contents, self.unexpected
                 )

@@ -9,6 +9,7 @@ from typing import Any
 
 from cairn import _cairn
 from cairn._tensors.sources import is_torch_tensor
+from cairn._tensors.stateful import AT_TOP, is_stateful
 from cairn.errors import Invalid, refuse
 
 
@@ -56,8 +57,10 @@ def _way_out(value: Any) -> str:
         return f"convert it with tuple(...) or ._asdict(), {otherwise}"
     if isinstance(value, (list, set, frozenset)):
         return f"convert it with list(...), {otherwise}"
-    if isinstance(value, io.BytesIO):
+    if isinstance(value, io.BytesIO):  # in a list that torch.distributed.checkpoint saves as one
         return f"convert it with .getvalue(), {otherwise}"
+    if is_stateful(value):
+        return f"{AT_TOP}, {otherwise}"
     if isinstance(value, (bytearray, memoryview)):
         return f"convert it with bytes(...), {otherwise}"
     for plain in (str, int, float, complex, bytes):

@@ -17,6 +17,10 @@ EXTRA_STATE = "_extra_state"
 _WRAPPER_NAMES = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
 
 
+AT_TOP = "make it a value of the top-level dict, whose keys may have dots, or pass its state_dict()"
+"""What to do with such an object in a nested dict."""
+
+
 def is_stateful(value: Any) -> bool:
     """True for objects with both ``state_dict`` and ``load_state_dict``, as torch's Stateful."""
     if isinstance(value, (type, dict)):

@@ -7,6 +7,7 @@ import os
 from typing import Any, NamedTuple
 
 from cairn._base.addresses import canonical_address, parse_address
+from cairn._base.steps import step_number
 from cairn._open import open as open_store
 from cairn.errors import Conflict, Corrupt, Invalid, NotFound
 from cairn.store import Store
@@ -40,6 +41,11 @@ class BaseStep(NamedTuple):
                 "It was overwritten, or base= names another model",
                 step=other.step,
             )
+
+
+def address_in(store: str, base: Any) -> Any:
+    """What was given as the base, of which a number is a step of this store."""
+    return f"{store}@{step_number(base)}" if isinstance(base, int) else base
 
 
 def step_of(store: Store, step: int) -> BaseStep:

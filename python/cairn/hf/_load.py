@@ -17,6 +17,7 @@ from cairn.errors import Corrupt, Invalid, NotFound
 from cairn.hf._base_step import (
     BASE_FILE,
     BaseStep,
+    address_in,
     decode_base,
     latest_of,
     remember_base,
@@ -165,8 +166,9 @@ def from_pretrained(
         mmap: tensors are views of the mapped store where they can be (:meth:`cairn.Store.read`).
         model_class: a class with ``from_pretrained``, such as ``AutoModel``; by default the class
             that the configuration names.
-        base: for an adapter: the address of its base model, or the model itself, if it is not where
-            it was. The step at an address must be the recorded one or a copy of it.
+        base: for an adapter: the address of its base model, the number of a step of this store, or
+            the model itself, if it is not where it was. The step must be the recorded one or a copy
+            of it.
         trust_remote_code: runs code that is kept with the step. Never do this with steps whose
             origin you do not trust.
         progress: shows how much of the tensors was read, as in :func:`cairn.open`.
@@ -275,7 +277,7 @@ def _base_model(stored: StoredModel, base: Any, recorded: BaseStep | None, how: 
             "elsewhere: give base='STORE@STEP', or base=model",
             step=stored.step,
         )
-    address = base if recorded is None or base is not None else recorded.address
+    address = recorded.address if base is None else address_in(stored.origin.store, base)
     with open_model(address) as found:
         if recorded is not None:
             recorded.check_same(found.origin)

@@ -14,7 +14,7 @@ import torch
 from cairn._base.addresses import parse_address
 from cairn._by_address import save_by_address
 from cairn.errors import Invalid
-from cairn.hf._base_step import BASE_FILE, base_of
+from cairn.hf._base_step import BASE_FILE, address_in, base_of
 from cairn.hf._layout import FILES, WEIGHTS, Weights, make_state, read_folder
 from cairn.store import Store
 
@@ -42,8 +42,9 @@ def save_pretrained(
         step: number of the step, if ``target`` does not contain it.
         tokenizer: a tokenizer, a processor, or several: objects whose ``save_pretrained`` writes
             files. They are kept with the step.
-        base: for a ``PeftModel``: the address of the step that has its base model. By default that
-            from which :func:`from_pretrained` loaded the base model.
+        base: for a ``PeftModel``: the address of the step that has its base model, or its number if
+            it is in this store. By default that from which :func:`from_pretrained` loaded the base
+            model.
         options: as for :meth:`cairn.Store.save`, such as ``overwrite`` and ``tags``.
 
     Raises:
@@ -54,14 +55,14 @@ def save_pretrained(
     if isinstance(target, Store):
         if step is None:
             raise Invalid("the number of the step is missing: save_pretrained(model, store, step)")
-        state = model_state(model, tokenizer=tokenizer, base=base)
+        state = model_state(model, tokenizer=tokenizer, base=address_in(target.address, base))
         return target.save(step, state, **options)
     address = parse_address(target)
     number = step if address.step is None else address.step
     if isinstance(number, str) or number is None or step not in (None, number):
         raise Invalid(f"'{target}' names no new step: write STORE@STEP, with the step as a number")
     # First, because it may raise.
-    state = model_state(model, tokenizer=tokenizer, base=base)
+    state = model_state(model, tokenizer=tokenizer, base=address_in(address.store, base))
     return save_by_address(address.store, number, state, **options)
 
 
