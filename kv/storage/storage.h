@@ -4,8 +4,8 @@
 /// store, or memory. kv/storage/open/open_storage.h opens the storage at an address.
 ///
 /// Names are relative, with '/' between their elements ("roots/fff0.root"). Elements consist of
-/// letters, digits, '.', '-' and '_', and do not begin with '.'. There are no directories: a name
-/// needs no preparation, and List is by prefix.
+/// letters, digits, '.', '-' and '_', and do not begin with '.', except for ".metadata". There are
+/// no directories: a name needs no preparation, and List is by prefix.
 ///
 /// Every successful write is durable when the call returns, except by PutVolatile, Overwrite and
 /// PutIfAbsentVolatile, and every later read in any process sees it. Only List may be late (see

@@ -162,6 +162,19 @@ class StepPartBinding {
     const core::StepFrame frame = ToFrame(paths, extensions);
     return WithoutGil([&] { return part.Commit(frame); });
   }
+  // Puts an object next to those of the store, unless it exists.
+  void PutIfAbsent(nb::str name, nb::bytes data) {
+    const ExclusiveUse use(*this);
+    if (store_ == nullptr) ThrowInvalid("this part of a step has ended");
+    const std::string object = FromPyText(name);
+    const auto bytes = std::as_bytes(std::span(data.c_str(), data.size()));
+    WithoutGil([&]() -> Result<void> {
+      kv::Storage& storage = store_->kv().storage();
+      if (storage.Size(object)) return {};
+      auto put = storage.PutIfAbsent(object, bytes);
+      return put || put.error().code != ErrorCode::kConflict ? std::move(put) : Result<void>();
+    });
+  }
   // Informs rank 0 that this rank gave up, and why. Best effort.
   void Abort(nb::str reason) {
     const ExclusiveUse use(*this);
@@ -261,6 +274,7 @@ void BindStepPart(nb::module_& m) {
       .def("add", &StepPartBinding::Add, nb::arg("batch"), nb::arg("shards"), nb::arg("streams"))
       .def("prepare", &StepPartBinding::Prepare)
       .def("commit", &StepPartBinding::Commit, nb::arg("paths"), nb::arg("extensions"))
+      .def("put_if_absent", &StepPartBinding::PutIfAbsent, nb::arg("name"), nb::arg("data"))
       .def("abort", &StepPartBinding::Abort, nb::arg("reason"))
       .def("close", &StepPartBinding::Close);
 }

@@ -45,6 +45,7 @@ COMMAND = re.compile(r"^(?:build/bin/)?((?:kv-(?:dump|admin)|torchrun) .*)$")
 VERB = re.compile(r"^(kv-(?:dump|admin) [a-z][\w-]*)", re.MULTILINE)
 # The modules that the pages of docs/integrations need.
 LIBRARIES = {
+    "dcp": ("torch",),
     "deepspeed": ("deepspeed",),
     "huggingface": ("transformers", "peft", "diffusers"),
     "jax": ("jax", "orbax.checkpoint"),

@@ -16,14 +16,16 @@ import botocore.session
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from cairn_testing import assert_same, run_python
+from cairn_testing import assert_same, run_python, steps_of
 from process_suites import kills_of_ranks, run_suite, suites
 from s3_faults import faults  # noqa: F401 - a fixture
 from s3_server import SEAWEED, bucket, folder, server  # noqa: F401 - fixtures
 
 import cairn
 from cairn._mirror import store_mirrors
-from cairn.dcp import CairnReader, CairnWriter
+from cairn import _cairn
+from cairn.dcp import CairnReader, CairnWriter, _register
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
 
 def test_a_close_that_cannot_remove_the_lease_can_be_repeated(bucket, faults, monkeypatch):
@@ -80,6 +82,21 @@ def test_dcp_mirrors_a_local_store_into_a_bucket_and_loads_from_it(bucket, tmp_p
     loaded = state(0)
     dcp.load(loaded, storage_reader=CairnReader(tmp_path / "lost", fallback=[bucket]))
     assert_same(loaded, state(3))
+
+
+def test_dcp_finds_its_marker_and_its_steps_in_a_bucket(bucket, monkeypatch):
+    for module in (state_dict_loader, state_dict_saver):
+        monkeypatch.setattr(module, "_storage_setup", module._storage_setup)
+    monkeypatch.setattr(_register, "_creates", False)
+    cairn.dcp.register(new=True)
+
+    dcp.save({"n": 1}, checkpoint_id=bucket)
+    dcp.save({"n": 2}, checkpoint_id=bucket)
+
+    assert b"This is a Cairn store" in _cairn.read_object(bucket, ".metadata")
+    loaded = {"n": 0}
+    dcp.load(loaded, checkpoint_id=bucket)
+    assert loaded == {"n": 2} and steps_of(bucket) == [0]
 
 
 @pytest.fixture

@@ -168,6 +168,8 @@ REFUSED = [
      "file modle.safetensors", "did you mean model.safetensors?"),
     ("kv-admin import store --step 7 weights{| --format hf}", "without .metadata", "file weights",
      "or add --format hf to import a model"),
+    ("kv-admin {import new --step 7 store|pull store new}", "a Cairn store", "file store",
+     "kv-admin pull copies its steps"),
     ("kv-admin import store --step 7 model.safetensors{ --format hf|}", "the directory of a model",
      "file model.safetensors", "omit --format to import it"),
     ("kv-admin check-storage text.txt", "Not a directory", "file text.txt/cairn-check",

@@ -62,11 +62,14 @@ Result<ImportSources> FindImportSources(const std::vector<std::string>& names) {
   for (const std::string& name : names) {
     std::error_code ignored;  // the open reports what is wrong with a path
     if (fs::is_directory(name, ignored) && !LooksLikeDcpCheckpoint(name)) {
-      return Fail(Error{.code = ErrorCode::kInvalidArgument,
-                        .message =
-                            "a directory without .metadata; name its *.safetensors or *.bin files "
-                            "or their *.index.json, or add --format hf to import a model",
-                        .file = name});
+      const bool is_store = fs::exists(fs::path(name) / "CAIRN", ignored);
+      return Fail(Error{
+          .code = ErrorCode::kInvalidArgument,
+          .message = is_store
+                         ? "a Cairn store; kv-admin pull copies its steps"
+                         : "a directory without .metadata; name its *.safetensors or *.bin files "
+                           "or their *.index.json, or add --format hf to import a model",
+          .file = name});
     }
     if (!name.ends_with(".json")) {
       add(name);

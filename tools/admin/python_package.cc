@@ -38,6 +38,13 @@ bool IsFile(const fs::path& path) {
   return fs::is_regular_file(path, ignored);
 }
 
+std::string BeginOf(const fs::path& path, size_t byte_count) {
+  std::ifstream file(path, std::ios::binary);
+  std::string begin(byte_count, '\0');
+  file.read(begin.data(), static_cast<std::streamsize>(begin.size()));
+  return begin;
+}
+
 std::string FindPython() {
   // The environment decides, as in a shell; nothing else changes it.
   if (const char* const chosen = std::getenv("CAIRN_PYTHON"); chosen != nullptr && *chosen != 0) {
@@ -53,9 +60,7 @@ std::string FindPython() {
 
 bool LooksLikeTorchFile(const std::string& path) {
   if (!IsFile(path)) return false;  // reading a pipe would wait for its writer
-  std::ifstream file(path, std::ios::binary);
-  std::string begin(4, '\0');
-  file.read(begin.data(), static_cast<std::streamsize>(begin.size()));
+  const std::string begin = BeginOf(path, 4);
   // A zip archive, or before torch 1.6 a pickle. Read as the length of a safetensors header, the
   // first bytes of the pickle would exceed the limit of that format.
   return begin == "PK\x03\x04" || begin == "\x80\x02\x8a\n";
@@ -63,7 +68,10 @@ bool LooksLikeTorchFile(const std::string& path) {
 
 bool LooksLikeDcpCheckpoint(const std::string& path) {
   if (IsFile(path)) return path.ends_with(".metadata");
-  return IsFile(fs::path(path) / ".metadata") || IsFile(fs::path(path) / "__0.metadata");
+  // A store has a file of this name too, a text (docs/format/store.md).
+  const bool has_metadata = IsFile(fs::path(path) / ".metadata") &&
+                            BeginOf(fs::path(path) / ".metadata", 9) != "cbuiltins";
+  return has_metadata || IsFile(fs::path(path) / "__0.metadata");
 }
 
 std::vector<Argument> Conversion::Arguments() {

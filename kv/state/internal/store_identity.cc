@@ -227,6 +227,15 @@ bool IsOtherCheckpoint(std::string_view name) {
          std::ranges::any_of(kEnds, [&](std::string_view end) { return name.ends_with(end); });
 }
 
+/// Returns whether this is the `.metadata` of a store (docs/format/store.md), which remains when
+/// the files of the store are removed with a pattern that does not match it.
+bool IsMarker(Storage& storage, std::string_view name) {
+  constexpr std::string_view kBegin = "cbuiltins\nThis is a Cairn store";
+  std::string begin(kBegin.size(), '\0');
+  return name == ".metadata" &&
+         storage.ReadRange(name, 0, std::as_writable_bytes(std::span(begin))) && begin == kBegin;
+}
+
 /// Returns why a store cannot be created in this directory, which has no CAIRN; nothing if it can
 /// be. Entries that a store does not use may be there.
 std::optional<std::string> Obstacle(Storage& storage) {
@@ -236,7 +245,7 @@ std::optional<std::string> Obstacle(Storage& storage) {
   const auto names = ListDirectory(storage);
   if (!names) return std::nullopt;
   for (const std::string& name : *names) {
-    if (IsOtherCheckpoint(name)) {
+    if (IsOtherCheckpoint(name) && !IsMarker(storage, name)) {
       return fmt::format("contains a checkpoint of another format ({})", name);
     }
     const bool is_used = name == "hint" || IsOneOf(name, kFolders);

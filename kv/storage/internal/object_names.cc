@@ -26,6 +26,7 @@ bool IsElement(std::string_view element) {
 }  // namespace
 
 bool IsObjectName(std::string_view name) {
+  if (name == ".metadata") return true;  // docs/format/store.md
   for (size_t slash = name.find('/'); slash != std::string_view::npos; slash = name.find('/')) {
     if (!IsElement(name.substr(0, slash))) return false;
     name.remove_prefix(slash + 1);

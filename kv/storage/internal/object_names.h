@@ -18,7 +18,7 @@
 
 namespace cairn::kv::internal {
 
-/// Returns whether `name` is a valid name: elements of letters, digits, '.', '-' and '_' with '/'
+/// Returns whether `name` is ".metadata", or elements of letters, digits, '.', '-' and '_' with '/'
 /// between them, none of which is empty or begins with '.'.
 bool IsObjectName(std::string_view name);
 /// Returns whether `prefix` is empty, or a valid name followed by '/'.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
-from typing import NamedTuple, Union
+from typing import Any, NamedTuple, Union
 
 from torch.distributed.checkpoint.filesystem import FileSystem
 
@@ -44,9 +45,12 @@ class Location(NamedTuple):
 
 
 class Located:
-    """The attributes by which scripts find the location of a reader or writer of torch."""
+    """The attributes by which scripts find the location of a reader or writer of torch, and with
+    which subclasses set it."""
 
-    _location: Location | None
+    _location: Location | None = None
+    _step: int | None = None
+    _fs: Any = None
 
     @property
     def checkpoint_id(self) -> str | None:
@@ -59,13 +63,24 @@ class Located:
         is not in a directory; None if no store is named."""
         return None if self._location is None else self._location.path
 
+    @path.setter
+    def path(self, path: CheckpointId) -> None:
+        self._location = locate(path, self._step)
+
     @property
-    def fs(self) -> FileSystem:
-        """torch's functions for files in :attr:`path`. An AttributeError for stores that are not in
-        a directory, so that ``hasattr(_, "fs")`` is False."""
+    def fs(self) -> Any:
+        """What was assigned, which Cairn does not use; otherwise torch's functions for files in
+        :attr:`path`. An AttributeError for stores that are not in a directory, so that
+        ``hasattr(_, "fs")`` is False."""
+        if self._fs is not None:
+            return self._fs
         if self._location is None or not self._location.is_directory:
             raise AttributeError("fs: the store is not in a directory")
         return FileSystem()
+
+    @fs.setter
+    def fs(self, fs: Any) -> None:
+        self._fs = fs
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: CheckpointId) -> bool:
@@ -101,6 +116,14 @@ def is_checkpoint_id(checkpoint_id: CheckpointId) -> bool:
         return False
     kind, is_url, _ = os.fspath(checkpoint_id).partition("://")
     return not is_url or kind == "s3"
+
+
+def warn_of_ignored(**is_ignored: bool) -> None:
+    """Warns of the arguments of torch's class that were given and that a store ignores."""
+    names = [name for name, is_given in is_ignored.items() if is_given]
+    if names:
+        text = f"ignored, because it has no meaning for a store: {', '.join(names)}"
+        warnings.warn(text, stacklevel=3)
 
 
 def required(location: Location | None) -> Location:

@@ -22,7 +22,14 @@ from cairn._opened.tiers import open_nearest
 from cairn._tensors.contents import leaf_at
 from cairn._tensors.subclasses import SUBCLASS_KEY, check_same, describe, is_subclass
 from cairn._tensors.targets import Target, check_shape, staged_target_of
-from cairn.dcp._location import CheckpointId, Located, Location, locate, required
+from cairn.dcp._location import (
+    CheckpointId,
+    Located,
+    Location,
+    locate,
+    required,
+    warn_of_ignored,
+)
 from cairn.dcp._metadata import StepMetadata, load_metadata, shard_key
 from cairn.dcp._saves import new_id
 from cairn.dcp._values import PlannerBytes, Values, overrides, set_value
@@ -50,6 +57,9 @@ class CairnReader(Located, StorageReader):
         allow_pickle: passes objects that were saved as pickles (with ``allow_pickle=True``) to the
             planner, which unpickles them. This can run any code.
 
+    ``_extension_registry`` and ``thread_count`` of ``FileSystemReader`` have no meaning for a
+    store, and are ignored with one warning.
+
     Raises (as the cause inside a ``CheckpointException`` of DCP):
         NotFound: the store, step or key does not exist.
         Corrupt: the bytes differ from the written bytes.
@@ -64,13 +74,12 @@ class CairnReader(Located, StorageReader):
         allow_pickle: bool = False,
         fallback: Sequence[str | os.PathLike[str]] = (),
         _extension_registry: Any = None,
+        thread_count: int = 8,
     ) -> None:
         super().__init__()
-        if _extension_registry is not None:
-            raise Invalid(
-                "_extension_registry: Cairn has no stream extensions; its own digests check every "
-                "byte. Leave it out"
-            )
+        warn_of_ignored(
+            _extension_registry=_extension_registry is not None, thread_count=thread_count != 8
+        )
         self._step = step
         self._location = locate(path, step)
         self._allow_pickle = allow_pickle
@@ -80,6 +89,9 @@ class CairnReader(Located, StorageReader):
         self.load_id = new_id()
         self.rank: int | None = None
         self.use_collectives = True
+        self.thread_count = thread_count
+        self.storage_data: dict[Any, Any] = {}
+        """Empty: torch's place of each item in files, which subclasses of its reader look into."""
         self._opened: _OpenStep | None = None
 
     def reset(self, checkpoint_id: CheckpointId = None) -> None:

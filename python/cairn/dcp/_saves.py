@@ -17,6 +17,7 @@ import json
 import os
 import secrets
 import threading
+import warnings
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -24,7 +25,7 @@ from cairn import _cairn
 from cairn._base.addresses import canonical_address, is_directory
 from cairn._opened import coordinator_parts
 from cairn.dcp._location import Location
-from cairn.errors import Conflict, Invalid, NotFound, Unavailable
+from cairn.errors import Conflict, Error, Invalid, NotFound, Unavailable
 
 
 def new_id() -> str:
@@ -49,6 +50,13 @@ class Ticket:
         writer plans that this writer has completed."""
         return f"__{self.rank}_"
 
+
+MARKER = (
+    b"cbuiltins\nThis is a Cairn store, which torch's own readers cannot load: pass "
+    b"storage_reader=cairn.dcp.CairnReader(path), or call cairn.dcp.register() before\n."
+)
+"""The object `.metadata`, by which programs recognize a checkpoint of torch. A reader of torch
+unpickles it, and fails with this text, because there is no such builtin."""
 
 _JOB = new_id()
 # Attempts that this process has joined.
@@ -144,6 +152,15 @@ def _check_steps(location: Location, steps: list[int], overwrite: bool) -> None:
         )
 
 
+def leave_marker(part: Part) -> None:
+    """Puts `.metadata` into the store of a step that was committed, unless it exists. Warns if
+    that is not possible, because the step exists."""
+    try:
+        part.native.put_if_absent(".metadata", MARKER)
+    except Error as error:
+        warnings.warn(f"the step exists, but its store lacks .metadata: {error}", stacklevel=2)
+
+
 def tickets(part: Part, location: Location, world_size: int) -> list[Ticket]:
     """One ticket per rank."""
     attempt = part.native.open_session(location.step or 0, world_size)
@@ -163,21 +180,16 @@ def publish_ticket(ticket: Ticket) -> None:
 
 
 def current_ticket(ticket: Any, address: str, rank: int | None, *, plan_is_cached: bool) -> Ticket:
-    """The ticket of this save into the store at `address`: the one in the plan, or a newer one.
-    `plan_is_cached`: the planner is known to give the plan of an earlier save, which another
-    storage may have completed. Raises Invalid if there is no ticket, or only one of another job."""
+    """The ticket of this save into the store at `address`: the one in the plan, or a newer one, if
+    the planner gives a plan that an earlier save has completed, with this storage or another one.
+    `plan_is_cached`: it is known to do so, and the earlier save may have failed. Raises Invalid if
+    there is no ticket, or only one of another job."""
     in_plan = ticket if isinstance(ticket, Ticket) else None
-    if in_plan is None and not plan_is_cached:
-        raise Invalid(
-            "this plan has not been through CairnWriter.prepare_global_plan: a planner must keep "
-            "storage_data"
-        )
-    if in_plan is None or plan_is_cached or in_plan.attempt[3] in _used:
+    current = in_plan
+    if current is None or plan_is_cached or current.attempt[3] in _used:
         current = _published_ticket(address, in_plan.rank if in_plan else rank or 0)
         if current.attempt[3] in _used or (in_plan is not None and current.job != in_plan.job):
             raise Invalid("the planner gave the plan of an earlier save, and there is no newer one")
-    else:
-        current = in_plan
     _used.add(current.attempt[3])
     return current
 
@@ -186,5 +198,8 @@ def _published_ticket(address: str, rank: int) -> Ticket:
     try:
         found: dict[str, Any] = json.loads(_cairn.read_object(address, _TICKET))
     except (NotFound, Unavailable, ValueError) as error:
-        raise Invalid(f"the planner gave the plan of an earlier save ({error})") from error
+        raise Invalid(
+            "this plan has not been through CairnWriter.prepare_global_plan: a planner must keep "
+            f"storage_data, or give the plan of an earlier save ({error})"
+        ) from error
     return Ticket(address, tuple(found["attempt"]), rank, found["job"])

@@ -28,7 +28,14 @@ from cairn._ranks.sharded import Shards
 from cairn._tensors.sources import Source, Sources
 from cairn._tensors.subclasses import is_subclass
 from cairn.dcp import _saves as saves
-from cairn.dcp._location import CheckpointId, Located, Location, locate, required
+from cairn.dcp._location import (
+    CheckpointId,
+    Located,
+    Location,
+    locate,
+    required,
+    warn_of_ignored,
+)
 from cairn.dcp._metadata import EXTENSION, encode, paths_of, shard_key
 from cairn.dcp._values import ALONE, flat_values, overrides, value_of
 from cairn.errors import Invalid
@@ -71,10 +78,9 @@ class CairnWriter(Located, StorageWriter, AsyncStager):
         mirror_every: interval of steps that are copied to a mirror that is given as an address, at
             least 1.
 
-    Other arguments of ``FileSystemWriter``: ``thread_count`` is accepted and ignored, because every
-    rank writes with deep queues and all its cores. ``single_file_per_rank=False``,
-    ``sync_files=False``, ``_extensions`` and a ``serialization_format`` other than the default have
-    no meaning here and are refused.
+    ``single_file_per_rank``, ``sync_files``, ``thread_count`` and ``serialization_format`` of
+    ``FileSystemWriter`` have no meaning for a store, and are ignored with one warning.
+    ``_extensions``, which would change the bytes, are refused.
 
     Raises (as the cause inside a ``CheckpointException`` of DCP, on every rank):
         Conflict: another process has the store open for writing; the step exists.
@@ -101,22 +107,18 @@ class CairnWriter(Located, StorageWriter, AsyncStager):
         mirror: Mirrors | None = None,
         mirror_every: int = 1,
     ) -> None:
-        _refuse_unless(
-            single_file_per_rank, "single_file_per_rank=False", "each tensor can be read separately"
+        if _extensions:
+            raise Invalid("_extensions: Cairn stores payload unchanged, with digests. Omit them")
+        warn_of_ignored(
+            single_file_per_rank=not single_file_per_rank,
+            sync_files=not sync_files,
+            thread_count=thread_count != 1,
+            serialization_format=serialization_format != SerializationFormat.TORCH_SAVE,
         )
-        _refuse_unless(sync_files, "sync_files=False", "a step that exists is durable")
-        _refuse_unless(not _extensions, "_extensions", "payload is stored unchanged, with digests")
-        _refuse_unless(
-            serialization_format == SerializationFormat.TORCH_SAVE,
-            f"serialization_format={serialization_format}",
-            "tensors are raw bytes in the store, and kv-admin export makes safetensors files",
-        )
-        if thread_count < 1:
-            raise Invalid(f"thread_count={thread_count}: a positive number is needed")
         self._step = step
         self._location = locate(path, step)
         # Attributes of torch's FileSystemWriter, which other code reads.
-        self.single_file_per_rank, self.sync_files = True, True
+        self.single_file_per_rank, self.sync_files = single_file_per_rank, sync_files
         self.thread_count = thread_count
         self.serialization_format = serialization_format
         self.rank: int | None = None
@@ -205,6 +207,7 @@ class CairnWriter(Located, StorageWriter, AsyncStager):
             earlier_steps = self._part.store.steps() if mirrors else []
             uuid = self._part.store.uuid()
             self._part.native.commit(paths, {EXTENSION: metadata_json})
+            saves.leave_marker(self._part)
         finally:
             self._close()
         location = self._place()
@@ -429,8 +432,3 @@ def _check_chunk(item: WriteItem, source: Source) -> None:
             f"{list(source.shape)}",
             key=fqn,
         )
-
-
-def _refuse_unless(is_fine: bool, argument: str, why: str) -> None:
-    if not is_fine:
-        raise Invalid(f"{argument} has no meaning here: {why}. Omit it")

@@ -48,13 +48,14 @@ INSTANTIATE_TEST_SUITE_P(WithoutFaults, StorageContractTest,
                          ::testing::Values(StorageParam{&MakeFaultyMemory}));
 
 TEST(ObjectNameTest, AcceptsNamesAndRefusesPathsThatLeaveTheStorage) {
-  for (const char* name : {"a", "CAIRN", "roots/ffff.root", "a/b/c", "-", "_x", "a..b", "a."}) {
+  for (const char* name :
+       {"a", "CAIRN", ".metadata", "roots/ffff.root", "a/b/c", "-", "_x", "a..b", "a."}) {
     EXPECT_TRUE(IsObjectName(name)) << name;
     EXPECT_TRUE(IsObjectPrefix(std::string(name) + "/")) << name;
     EXPECT_FALSE(IsObjectPrefix(name)) << name;
   }
   for (const char* name : {"", "/", "/a", "a/", "a//b", ".", "..", "a/..", "../a", "a/.b", ".tmp",
-                           "a b", "a\nb", "a:b", "a\\b", "lost+found", "\xc3\xa4"}) {
+                           "a/.metadata", "a b", "a\nb", "a:b", "a\\b", "lost+found", "\xc3\xa4"}) {
     EXPECT_FALSE(IsObjectName(name)) << name;
   }
   EXPECT_FALSE(IsObjectName(std::string_view("a\0b", 3)));

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import io
+import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import cairn.dcp
 import cairn.torch
+import fsspec
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from cairn_testing import steps_of
-from cairn.dcp import CairnReader, CairnWriter
+from cairn import _cairn
+from cairn.dcp import CairnReader, CairnWriter, _register
 from ranks import run_on_ranks
-from storages import CAIRN, FILES, errors_of
+from storages import CAIRN, FILES, errors_of, loaded
 from torch.distributed.checkpoint import (
     DefaultSavePlanner,
     _storage_utils,
@@ -22,9 +28,11 @@ from torch.distributed.checkpoint import (
     state_dict_saver,
 )
 from torch.distributed.checkpoint._state_dict_stager import StateDictStager as TorchStager
+from torch.distributed.checkpoint.filesystem import FileSystem
 
 import cairn
 
+BIN = Path(__file__).resolve().parents[3] / "build/bin"
 STATE = {"w": torch.arange(6.0), "step": 3}
 
 
@@ -69,6 +77,130 @@ def test_stores_outside_of_directories_have_an_address_and_no_fs():
     assert CairnWriter().path is None and not hasattr(CairnReader(), "fs")
 
 
+class MyFiles(FileSystem):
+    pass
+
+
+@pytest.mark.parametrize(("storage_type", "save"), [(CairnWriter, True), (CairnReader, False)])
+def test_subclasses_set_the_attributes_of_torchs_classes(path, storage_type, save):
+    class Own(storage_type):  # as torch's FsspecWriter and FsspecReader
+        def __init__(self, where):
+            super().__init__("elsewhere")
+            self.fs = MyFiles()
+            self.path = self.fs.init_path(where)
+
+    CAIRN.save(STATE, path)
+    own = Own(str(path))
+    assert type(own.fs) is MyFiles and own.path == path
+    assert getattr(own, "storage_data", {}) == {}
+    target = blank()
+    if save:
+        dcp.save({**STATE, "step": 4}, storage_writer=own)
+        CAIRN.load(target, path)
+    else:
+        dcp.load(target, storage_reader=own)
+    assert target["step"] == (4 if save else 3)
+
+
+# `.metadata`
+
+
+def looks_like_a_checkpoint(folder: str | Path) -> list[bool]:
+    """The calls of torchtitan, OLMo-core, torchtnt and verl."""
+    fs, path = fsspec.core.url_to_fs(str(folder))
+    return [
+        os.path.isfile(os.path.join(folder, ".metadata")),
+        Path(f"{folder}/.metadata").exists() and Path(f"{folder}/.metadata").stat().st_size > 0,
+        fs.exists(os.path.join(path, ".metadata")),
+        ".metadata" in os.listdir(folder),
+    ]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_other_programs_find_a_checkpoint(storage, path, asynchronous):
+    if asynchronous:
+        dcp.async_save(STATE, storage_writer=storage.writer(path)).result()
+    else:
+        storage.save(STATE, path)
+
+    assert looks_like_a_checkpoint(path) == [True] * 4
+    assert storage.load(blank(), path)["step"] == 3
+
+
+@pytest.mark.parametrize("address", ["memory:marked", "memory:marked@3"])
+def test_the_marker_is_in_every_kind_of_storage(address):
+    dcp.save(STATE, storage_writer=CairnWriter(address))
+
+    assert b"Cairn" in _cairn.read_object("memory:marked", ".metadata")
+
+
+def test_no_save_that_failed_looks_like_a_checkpoint(path):
+    assert errors_of(CAIRN.save, {"w": torch.ones(2), "x": object()}, path)
+
+    assert not (path / ".metadata").exists()
+
+
+def test_a_reader_of_torch_fails_with_a_text_that_names_cairn(path):
+    CAIRN.save(STATE, path)
+
+    errors = errors_of(FILES.load, blank(), path)
+
+    assert "This is a Cairn store" in str(errors[0]) and "CairnReader" in str(errors[0])
+
+
+def test_the_marker_survives_everything_that_changes_a_store(path, tmp_path):
+    CAIRN.save(STATE, f"{path}@1")
+    CAIRN.save({**STATE, "step": 4}, f"{path}@2")
+    marker = (path / ".metadata").read_bytes()
+
+    with cairn.open(path, mode="a", grace=0) as store:
+        store.delete(1)
+        store.compact()
+        store.save(3, STATE)
+    with cairn.open(path) as store, cairn.open(tmp_path / "copy", mode="a") as copy:
+        cairn.copy_steps(store, copy, [2])
+    for verb in ("kv-dump verify", "kv-admin compact", "kv-admin rebuild"):
+        if "rebuild" in verb:
+            shutil.rmtree(path / "roots")
+        program, word = verb.split()
+        subprocess.run([BIN / program, word, path], check=True, capture_output=True, timeout=60)
+
+    assert (path / ".metadata").read_bytes() == marker
+    assert not (tmp_path / "copy" / ".metadata").exists()  # which only CairnWriter leaves
+    assert steps_of(path) == [2, 3] and steps_of(tmp_path / "copy") == [2]
+
+
+def test_a_marker_that_remains_alone_does_not_keep_a_store_from_being_created(path):
+    CAIRN.save(STATE, path)
+    for entry in path.iterdir():  # as rm -r path/*
+        if not entry.name.startswith("."):
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+
+    CAIRN.save({**STATE, "step": 4}, path)
+
+    assert CAIRN.load(blank(), path)["step"] == 4
+
+
+def test_the_metadata_of_another_checkpoint_is_not_replaced(path):
+    CAIRN.save(STATE, path)
+    FILES.save({**STATE, "step": 4}, path)
+    CAIRN.save({**STATE, "step": 5}, path)
+
+    assert FILES.load(blank(), path)["step"] == 4
+    assert CAIRN.load(blank(), path)["step"] == 5
+
+
+def test_a_marker_that_cannot_be_written_is_a_warning(path, monkeypatch):
+    def fail(*_):
+        raise cairn.Unavailable("the disk is full")
+
+    monkeypatch.setattr(_cairn.StepPart, "put_if_absent", fail)
+
+    with pytest.warns(UserWarning, match="the step exists.*is full"):
+        CAIRN.save(STATE, path)
+    assert CAIRN.load(blank(), path)["step"] == 3
+
+
 # Where a checkpoint may be
 
 
@@ -109,6 +241,7 @@ def test_overwrite_false_keeps_the_checkpoint_and_has_the_text_that_scripts_look
 
 @pytest.fixture
 def registered(monkeypatch):
+    monkeypatch.setattr(_register, "_creates", False)
     for module in (state_dict_loader, state_dict_saver):
         monkeypatch.setattr(module, "_storage_setup", module._storage_setup)
     cairn.dcp.register()
@@ -137,6 +270,29 @@ def test_everything_else_is_as_before_the_registration(path, registered):
 
     assert target["step"] == 3
     assert (path / ".metadata").exists() and not (path / "CAIRN").exists()
+
+
+def test_new_checkpoints_become_stores_if_asked(path, registered):
+    """The calls of torchtitan: a directory per step, an existing folder, and no storage."""
+    cairn.dcp.register(new=True)
+    cairn.dcp.register()
+    (path / "step-2").mkdir(parents=True)
+    FILES.save(STATE, path / "step-1")
+
+    for step in (1, 2, 3):
+        dcp.save({**STATE, "step": step}, checkpoint_id=str(path / f"step-{step}"))
+        dcp.async_save({**STATE, "step": step}, checkpoint_id=path / f"async-{step}").result()
+
+    for name in ("step-1", "step-2", "step-3", "async-1"):
+        assert (path / name / ".metadata").is_file()
+        assert (path / name / "CAIRN").exists() is (name != "step-1")
+        target = blank()
+        dcp.load(target, checkpoint_id=path / name)
+        assert target["step"] == int(name[-1])
+    with pytest.raises(dcp.CheckpointException, match="No such file"):
+        dcp.load(blank(), checkpoint_id=path / "step-9")
+    dcp.save(STATE, checkpoint_id="memory:new")
+    assert _cairn.read_object("memory:new", ".metadata")
 
 
 @pytest.mark.parametrize("module", [state_dict_loader, state_dict_saver, _storage_utils])
@@ -207,6 +363,25 @@ def save_with_both(rank: int, order: list[str], path: Path) -> None:
 def test_cached_plans_work_with_both_storages_in_one_process(path, order, world_size):
     path.mkdir()
     run_on_ranks(save_with_both, order, path, world_size=world_size)
+
+
+def save_after_more(rank: int, path: Path) -> None:
+    """The global plan of the third save is, for each rank, that of a plan that torch completed."""
+    state = {"w": torch.ones(4), "r": rank, "n": 1}
+    planner = functools.partial(DefaultSavePlanner, enable_plan_caching=True)
+    FILES.save(state, path / "1", planner=planner())
+    FILES.save({**state, "new": 2}, path / "2", planner=planner())
+    CAIRN.save(state, path / "3", planner=planner())
+    CAIRN.save({**state, "new": 3}, path / "4", planner=planner())
+    CAIRN.save(state, path / "4", planner=planner())
+    FILES.save(state, path / "5", planner=planner())
+    assert loaded(path / "3")["w"].sum() == 4 and loaded(path / "4")["n"] == 1
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_cached_plans_work_when_a_key_comes_and_goes(path, world_size):
+    path.mkdir()
+    run_on_ranks(save_after_more, path, world_size=world_size)
 
 
 # Stager
