@@ -78,8 +78,8 @@ struct BeginOptions {
   std::string note = {};
   std::vector<std::string> tags = {};  // tags that name the step from its commit on
   /// The step from which this one continues. If absent: the one that this store has saved or
-  /// continued from last (Store::ContinueFrom), otherwise the newest one. A step that replaces
-  /// another one has its parent and its run instead.
+  /// continued from last (Store::ContinueFrom), otherwise the latest one. A step that replaces
+  /// another one has its parent and its run instead, unless it continues from a lower step.
   std::optional<uint64_t> parent = {};
   std::optional<RunId> run = {};  // if absent: that of the parent; a random one if there is none
   /// The store's when the save was requested, if that was before Begin.

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <limits>
+#include <ranges>
 #include <set>
 
 namespace cairn::kv {
@@ -72,19 +74,51 @@ Result<void> CheckRetention(const RetentionPolicy& policy) {
   return {};
 }
 
+std::optional<uint64_t> LaterThanSaved(const StepInfo& saved, std::span<const uint64_t> numbers) {
+  if (!saved.parent || saved.parent->step < saved.step) return std::nullopt;
+  const uint64_t above = *std::prev(std::ranges::upper_bound(numbers, saved.parent->step));
+  return above > saved.step ? std::optional(above) : std::nullopt;
+}
+
+std::optional<uint64_t> LatestOf(std::span<const StepInfo> steps) {
+  if (steps.empty()) return std::nullopt;
+  std::vector<uint64_t> numbers;
+  for (const StepInfo& step : steps) numbers.push_back(step.step);
+  auto latest = std::ranges::max_element(
+      steps, {}, [](const StepInfo& step) { return std::pair(step.created_unix_ns, step.step); });
+  while (const auto later = LaterThanSaved(*latest, numbers)) {
+    latest = std::ranges::lower_bound(steps, *later, {}, &StepInfo::step);
+  }
+  return latest->step;
+}
+
+std::vector<uint64_t> LineOf(std::span<const StepInfo> steps, uint64_t end) {
+  std::vector<uint64_t> line;
+  uint64_t below = end;  // the next one is not higher
+  int64_t created_unix_ns = std::numeric_limits<int64_t>::max();
+  for (const StepInfo& step : steps | std::views::reverse) {
+    if (step.step > below || step.created_unix_ns > created_unix_ns) continue;
+    line.push_back(step.step);
+    if (step.step == 0) break;
+    below = step.step - 1;
+    if (step.parent) below = std::min(below, step.parent->step);
+    created_unix_ns = step.created_unix_ns;
+  }
+  return line;
+}
+
 std::vector<uint64_t> StepsToDelete(const RetentionPolicy& policy, std::span<const StepInfo> steps,
-                                    const Tags& tags, std::optional<uint64_t> newest) {
+                                    const Tags& tags, uint64_t latest, bool keeps_latest) {
   std::set<uint64_t> kept;
   for (const auto& [tag, step] : tags) kept.insert(step);
   for (const KeepBest& best : policy.keep_best) AddBest(best, steps, kept);
-  const auto older_end =
-      newest ? std::ranges::lower_bound(steps, *newest, {}, &StepInfo::step) : steps.end();
-  const std::span older = steps.first(static_cast<size_t>(older_end - steps.begin()));
-  // The newest step is one of the last, too.
-  const uint64_t last = policy.keep_last - (newest && policy.keep_last > 0 ? 1 : 0);
-  const size_t first_recent = older.size() - std::min<size_t>(older.size(), last);
+  std::vector<uint64_t> line = LineOf(steps, latest);
+  line.resize(std::min<uint64_t>(line.size(), policy.keep_last));
+  kept.insert(line.begin(), line.end());
+  if (keeps_latest) kept.insert(latest);
   std::vector<uint64_t> doomed;
-  for (const StepInfo& step : older.first(first_recent)) {
+  for (const StepInfo& step : steps) {
+    if (step.step > latest) break;
     const bool is_multiple = policy.keep_every > 0 && step.step % policy.keep_every == 0;
     if (!is_multiple && !kept.contains(step.step)) doomed.push_back(step.step);
   }

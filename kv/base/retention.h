@@ -30,7 +30,7 @@ inline constexpr size_t kMaxKeepBest = 64;
 /// A step remains if any of these keeps it.
 struct RetentionPolicy {
   friend bool operator==(const RetentionPolicy&, const RetentionPolicy&) = default;
-  uint64_t keep_last = 0;   // the newest ones
+  uint64_t keep_last = 0;   // the newest ones on a line
   uint64_t keep_every = 0;  // the multiples of this number; 0: none
   std::vector<KeepBest>
       keep_best;  // a step without the metric, or where it is NaN, is none of these
@@ -48,10 +48,25 @@ std::string FormatKeepBest(const KeepBest& best);
 /// or one has an impossible name or keeps no step.
 Result<void> CheckRetention(const RetentionPolicy& policy);
 
+/// The latest step of a store is the one that was saved last, unless its number is not above that of
+/// the step from which it continued, as that of an old checkpoint that is imported: then it is that
+/// one. Returns the number of the step that precedes `saved` in this way; nothing if none does.
+/// `numbers` are those of all steps, ascending.
+std::optional<uint64_t> LaterThanSaved(const StepInfo& saved, std::span<const uint64_t> numbers);
+
+/// Returns the latest of `steps`, ascending; nothing if there are none.
+std::optional<uint64_t> LatestOf(std::span<const StepInfo> steps);
+
+/// Returns `end` and the steps on its line, each followed by the one from which it continued, or, if
+/// that does not exist any more, by the highest one below that. Steps that were saved later, or from
+/// which a run has gone back to a lower one, are not among them. `steps` are all steps of a store,
+/// ascending.
+std::vector<uint64_t> LineOf(std::span<const StepInfo> steps, uint64_t end);
+
 /// Returns the steps, ascending, that neither the policy nor a tag keeps. `steps` are all steps of
-/// a store, ascending. With `newest`, this step and those after it remain, and count as one of the
-/// last.
+/// a store, ascending. The last ones are those on the line of `latest`. Higher steps remain: a run
+/// has gone back from them, or they are of another one. So does `latest`, with `keeps_latest`.
 std::vector<uint64_t> StepsToDelete(const RetentionPolicy& policy, std::span<const StepInfo> steps,
-                                    const Tags& tags, std::optional<uint64_t> newest = {});
+                                    const Tags& tags, uint64_t latest, bool keeps_latest);
 
 }  // namespace cairn::kv

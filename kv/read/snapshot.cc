@@ -45,7 +45,7 @@ Result<StepInfo> Snapshot::FindStep(std::optional<uint64_t> step) const {
                       .file = state_->storage->address(),
                       .step = step});
   }
-  CAIRN_TRY_ASSIGN(const auto entry, state_->FindEntry(step.value_or(steps.numbers().back())));
+  CAIRN_TRY_ASSIGN(const auto entry, step ? state_->FindEntry(*step) : steps.Latest());
   if (entry != nullptr) return entry->info;
   const std::vector<uint64_t>& numbers = steps.numbers();
   const size_t shown = std::min<size_t>(numbers.size(), 8);
@@ -57,6 +57,14 @@ Result<StepInfo> Snapshot::FindStep(std::optional<uint64_t> step) const {
                 fmt::join(numbers.end() - static_cast<ptrdiff_t>(shown), numbers.end(), ", ")),
             .file = state_->storage->address(),
             .step = step});
+}
+
+Result<std::vector<uint64_t>> Snapshot::StepsToDelete(const RetentionPolicy& policy,
+                                                      std::optional<uint64_t> newest) const {
+  CAIRN_TRY_ASSIGN(const std::vector<StepInfo> steps, Steps());
+  if (steps.empty()) return std::vector<uint64_t>();
+  CAIRN_TRY_ASSIGN(const StepInfo latest, FindStep({}));
+  return kv::StepsToDelete(policy, steps, tags(), newest.value_or(latest.step), newest.has_value());
 }
 
 const Tags& Snapshot::tags() const { return state_->root->root.tags; }

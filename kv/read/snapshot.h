@@ -38,7 +38,12 @@ class Snapshot {
   /// Returns the steps, in ascending order. kDataLoss, kUnavailable: the entries of older steps
   /// cannot be read. Cost: one read for about each 50 steps that are older than the last 64.
   Result<std::vector<StepInfo>> Steps() const;
-  /// Returns `step`, or the latest step. kNotFound: there is no such step; the message lists
+  /// Returns the steps to delete (kv/base/retention.h): by default along the line of the latest step,
+  /// otherwise along that of `newest`, which then remains. kDataLoss, kUnavailable: see Steps.
+  Result<std::vector<uint64_t>> StepsToDelete(const RetentionPolicy& policy,
+                                              std::optional<uint64_t> newest = {}) const;
+  /// Returns `step`, or the latest step: the one that was saved last, or, if that is below the step
+  /// from which it continued, that one. kNotFound: there is no such step; the message lists
   /// existing steps. kDataLoss, kUnavailable: see Steps.
   Result<StepInfo> FindStep(std::optional<uint64_t> step) const;
 

@@ -541,6 +541,12 @@ class Store(Closing):
         reading sees the steps that a concurrent writer commits."""
         return self.opened.steps()
 
+    def latest(self) -> int | None:
+        """The latest step, which is the default of all methods: the one that was saved last
+        (docs/versions.md). It is not the highest if a run has gone back to a lower step. None if
+        there is no step."""
+        return self.opened.latest()
+
     def keys(self, step: int | str | None = None, pattern: Patterns = None) -> dict[str, KeyInfo]:
         """What ``step`` (by default the latest) contains, by FQN, in the order of the state.
 
@@ -608,9 +614,10 @@ class Store(Closing):
         return self.opened.native.scrub(max_rate, every)
 
     def wait(self, after: int | None = None, timeout: float = 600.0) -> int | None:
-        """Waits for a step that is greater than ``after`` (for any step, if that is None).
+        """Waits until the latest step is greater than ``after`` (for any step, if that is None), or
+        is another one while ``after`` exists, because the run has gone back (docs/versions.md).
 
-        Returns the newest step, or None if there is none after ``timeout`` seconds. A directory
+        Returns the latest step, or None if there is none after ``timeout`` seconds. A directory
         that is written on the same machine, and a Ceph pool, notify the waiting process of a new
         step; other stores are asked once a second. In a multi-rank store each rank waits alone.
         """

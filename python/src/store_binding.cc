@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <chrono>
 #include <deque>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string_view>
@@ -126,6 +127,27 @@ StoreBinding::~StoreBinding() {
   const GilRelease no_gil;
   saver_.reset();
   store_.reset();
+}
+
+std::vector<uint64_t> StoreBinding::LineWith(const std::vector<const StoreBinding*>& others,
+                                             std::optional<uint64_t> end,
+                                             std::optional<uint64_t> base) const {
+  std::map<uint64_t, kv::StepInfo> found;
+  const auto add = [&](const kv::Snapshot& now) -> Result<void> {
+    CAIRN_TRY_ASSIGN(const std::vector<kv::StepInfo> steps, now.Steps());
+    for (const kv::StepInfo& step : steps) {
+      kv::StepInfo& known = found.try_emplace(step.step, step).first->second;
+      if (step.created_unix_ns > known.created_unix_ns) known = step;
+    }
+    return {};
+  };
+  AskLatest(add);
+  for (const StoreBinding* other : others) other->AskLatest(add);
+  if (base) found.erase(*base);
+  std::vector<kv::StepInfo> steps;
+  for (auto& [number, step] : found) steps.push_back(std::move(step));
+  if (!end) end = kv::LatestOf(steps);
+  return end ? kv::LineOf(steps, *end) : std::vector<uint64_t>();
 }
 
 std::vector<kv::CopiedStep> StoreBinding::CopyFrom(const StoreBinding& source, nb::object progress,
@@ -434,6 +456,20 @@ nb::class_<StoreBinding> StoreBinding::Bind(nb::module_& m) {
            [](const Self& self) {
              return self.Use([](Store& store) { return store.StepNumbers(); });
            })
+      .def(
+          "latest",
+          [](const Self& self) {
+            return self.AskLatest([](auto& now) -> Result<std::optional<uint64_t>> {
+              if (now.step_numbers().empty()) return std::nullopt;
+              CAIRN_TRY_ASSIGN(const kv::StepInfo step, now.FindStep({}));
+              return step.step;
+            });
+          },
+          "The latest step, which is the last one on the line of the latest save.")
+      .def("line", &Self::LineWith, nb::arg("others"), nb::kw_only(), nb::arg("end").none(),
+           nb::arg("base").none(),
+           "The steps on the line of `end`, by default the latest one, which is the first, without "
+           "`base`. Of several stores, one that was saved later replaces one with the same number.")
       .def("copy_from", &Self::CopyFrom, nb::arg("source"), nb::arg("progress").none(),
            nb::arg("options"))
       .def("delete",
@@ -509,10 +545,7 @@ nb::class_<StoreBinding> StoreBinding::Bind(nb::module_& m) {
           [](const Self& self, uint64_t keep_last, uint64_t keep_every, const Texts& keep_best,
              std::optional<uint64_t> newest) {
             const auto policy = ToPolicy(keep_last, keep_every, keep_best);
-            return self.AskLatest([&](auto& now) -> Result<std::vector<uint64_t>> {
-              CAIRN_TRY_ASSIGN(const auto steps, now.Steps());
-              return kv::StepsToDelete(policy, steps, now.tags(), newest);
-            });
+            return self.AskLatest([&](auto& now) { return now.StepsToDelete(policy, newest); });
           },
           nb::arg("keep_last"), nb::arg("keep_every"), nb::arg("keep_best"),
           nb::arg("newest").none())

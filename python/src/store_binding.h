@@ -41,6 +41,10 @@ class StoreBinding {
   /// of the copy, which stops if the function returns False or raises.
   std::vector<kv::CopiedStep> CopyFrom(const StoreBinding& source, nb::object progress,
                                        nb::kwargs options);
+  /// The steps of this store and `others`, without `base`, on the line of `end`, by default the
+  /// latest one.
+  std::vector<uint64_t> LineWith(const std::vector<const StoreBinding*>& others,
+                                 std::optional<uint64_t> end, std::optional<uint64_t> base) const;
   /// Executes `requests`. `streams`: of the devices that are loaded into. `contents`, if not null,
   /// are those of `step`; the records of their tensors are not read again. `read_once`: the ranks
   /// read each byte once and exchange them (core::ShardLoadOptions), over NCCL if `by_nccl`, which

@@ -11,6 +11,7 @@ from ranks import with_ranks
 
 import cairn
 from cairn import SaveTuning
+from cairn.torch import Saver
 
 RUN = uuid.UUID(int=7).hex
 
@@ -105,7 +106,8 @@ def test_a_replaced_step_keeps_its_parent(path):
         steps = [save(store, step) for step in (1, 2, 3)]
         assert_child(save(store, 2), steps[0])
         store.load(make_state(), step=2)
-        assert_child(save(store, 3), steps[1])  # 3 continued from the former step 2
+        assert_child(save(store, 3), store.step_info(2))
+        assert_child(save(store, 2), steps[0])  # 3 was saved last
         assert_child(save(store, 3, parent=2), store.step_info(2))
 
 
@@ -133,3 +135,112 @@ def test_the_parent_of_several_ranks_is_that_of_rank_0(rank, path):
         assert_child(save(store, 4, parent=2 if rank == 0 else None), second)
         store.save_async(5, make_state()).result()
         assert_child(store.step_info(5), store.step_info(4))
+
+
+def go_back(path) -> None:
+    """Steps 10 to 50, of which 40 is saved again by a run that has gone back to 30."""
+    with cairn.open(path, mode="a") as store:
+        for step in (10, 20, 30, 40, 50):
+            save(store, step)
+    with cairn.open(path, mode="a") as store, Saver(store, every=5, overwrite=True) as saver:
+        assert saver.resume(make_state(), step=30) == 30
+        saver.step(40, make_state(41))
+
+
+def test_the_latest_step_is_on_the_line_of_the_latest_save(path):
+    go_back(path)
+    with cairn.open(path, mode="a") as store, Saver(store, every=5) as saver:
+        state = make_state()
+        assert store.latest() == 40 == store.load(state).step
+        assert state["n"] == 41 == store.read("n")["n"]
+        with pytest.warns(RuntimeWarning, match="step 40, .* and not step 50, from which"):
+            assert saver.resume(state) == 40
+        assert store.wait(after=50, timeout=0) == 40  # to a server with the former line
+        assert store.wait(after=40, timeout=0) is None
+        assert store.wait(after=60, timeout=0) is None
+        saver.step(45, make_state(45))
+    with cairn.open(path) as reader:
+        assert reader.latest() == 45
+        assert (reader.step_info(45).parent.step, reader.steps()[-1]) == (40, 50)
+
+
+def test_retention_follows_the_line_of_the_latest_save(path):
+    go_back(path)
+    with cairn.open(path, mode="a") as store:
+        assert store.prune(keep_last=2).steps == (10, 20)
+        assert store.steps() == [30, 40, 50]  # 50 is of a line that the run has left
+        store.set_policy(keep_last=1)
+        save(store, 60)
+        assert store.steps() == [60]
+
+
+def test_after_damage_the_step_before_on_the_line_is_resumed(path):
+    go_back(path)
+    with cairn.open(path, mode="a") as store:
+        save(store, 60)
+        assert store.opened.line() == [60, 40, 30, 20, 10]
+        assert store.opened.line(end=50) == [50, 30, 20, 10]  # the former 40 is gone
+        assert store.opened.line(base=60) == [40, 30, 20, 10]
+        store.delete(60)
+        assert store.latest() == 40
+
+
+def test_old_checkpoints_and_derived_steps_do_not_become_the_latest(path):
+    with cairn.open(path, mode="a") as store:
+        for step in (30, 40):
+            save(store, step)
+    for step in (10, 20):
+        with cairn.open(path, mode="a") as store:
+            save(store, step)
+            assert store.latest() == 40
+    with cairn.open(path, mode="a") as store:
+        store.edit(30, into=30, overwrite=True, records={"eval": b"x"})
+        store.merge([20, 30], into=5)
+        store.edit(10, into=50)
+        assert store.latest() == 40
+        save(store, 45)
+        store.fork(45, into=60)
+        assert store.latest() == 60
+        assert_child(save(store, 46), store.step_info(45))
+        assert store.latest() == 46
+
+
+def test_a_load_by_a_reader_counts_for_the_store_that_is_opened_after_it(path):
+    with cairn.open(path, mode="a") as store:
+        for step in (10, 20, 30):
+            save(store, step)
+    with cairn.open(path) as reader:
+        reader.load(make_state(), step=10)
+    with cairn.open(path, mode="a") as store:
+        save(store, 15)
+        assert store.step_info(15).parent.step == 10
+        assert store.latest() == 15
+    with cairn.open(path, mode="a") as store:
+        save(store, 16)
+        assert store.step_info(16).parent.step == 15
+
+
+def test_a_load_through_dcp_counts_for_the_save_after_it(path):
+    import torch.distributed.checkpoint as dcp
+
+    from cairn.dcp import CairnReader, CairnWriter
+
+    state = {"w": torch.zeros(100)}
+    for step in (10, 20, 30):
+        dcp.save(state, storage_writer=CairnWriter(path, step=step), no_dist=True)
+    dcp.load(state, storage_reader=CairnReader(path, step=10), no_dist=True)
+    dcp.save(state, storage_writer=CairnWriter(path, step=15), no_dist=True)
+    with cairn.open(path) as store:
+        assert (store.step_info(15).parent.step, store.latest()) == (10, 15)
+
+
+@with_ranks(2)
+def test_ranks_resume_the_line_of_the_latest_save(rank, path):
+    with cairn.open(path, mode="a") as store:
+        for step in (10, 20, 30):
+            save(store, step)
+        store.load(make_state(), step=10)
+        save(store, 15)
+        with Saver(store, every=5) as saver, pytest.warns(RuntimeWarning, match="step 30"):
+            assert saver.resume(make_state()) == store.latest() == 15
+        assert store.load(make_state()).step == 15

@@ -191,12 +191,12 @@ Result<void> Prune(const KeepCommand& command, Output& out) {
                 "state which steps remain, for example with --keep-last 3; the store has no policy "
                 "(kv-admin policy)");
   }
-  CAIRN_TRY_ASSIGN(const std::vector<kv::StepInfo> steps, snapshot->Steps());
-  const std::vector<uint64_t> doomed = kv::StepsToDelete(policy, steps, snapshot->tags());
+  CAIRN_TRY_ASSIGN(const std::vector<uint64_t> doomed, snapshot->StepsToDelete(policy));
   CAIRN_TRY_ASSIGN(const auto report, store->Delete(doomed, command.dry_run));
   CAIRN_TRY(store->Close());
   out.WriteLine(fmt::format("{} {}, {} remain{}", command.dry_run ? "would delete" : "deleted",
-                            Plural(doomed.size(), "step"), steps.size() - doomed.size(),
+                            Plural(doomed.size(), "step"),
+                            snapshot->step_numbers().size() - doomed.size(),
                             doomed.empty() ? "" : fmt::format(": {}", fmt::join(doomed, ", "))));
   if (report.freed_bytes > 0) {
     out.WriteLine(fmt::format("{} in {} {}", HumanBytes(report.freed_bytes),

@@ -34,6 +34,7 @@ struct Overview {
   std::string directory;
   Identity identity;
   std::vector<kv::StepInfo> steps;
+  kv::StepInfo latest;  // if there are steps
   kv::Tags tags;
   std::vector<kv::SegmentInfo> segments;
   std::map<std::string, DTypeShare> dtypes;  // in the latest step
@@ -65,6 +66,9 @@ Result<Overview> Summarize(const OpenedStore& opened) {
   view.identity = ReadIdentity(storage);
   CAIRN_TRY_ASSIGN(const auto snapshot, opened.store->kv().Latest());
   CAIRN_TRY_ASSIGN(view.steps, snapshot->Steps());
+  if (!view.steps.empty()) {
+    CAIRN_TRY_ASSIGN(view.latest, snapshot->FindStep({}));
+  }
   view.tags = snapshot->tags();
   CAIRN_TRY_ASSIGN(view.segments, snapshot->Segments());
   for (const kv::StepInfo& step : view.steps) view.logical_bytes += step.logical_bytes;
@@ -96,7 +100,7 @@ void AddDTypes(const OpenedStore& opened, Overview& view) {
     share.bytes += tensor.nbytes;
     return {};
   };
-  auto listed = opened.store->ForEachKey(view.steps.back(), {}, add,
+  auto listed = opened.store->ForEachKey(view.latest, {}, add,
                                          [](const core::ValueInfo&) { return Result<void>(); });
   if (listed) return;
   view.dtypes.clear();
@@ -108,7 +112,7 @@ void PrintJson(Output& out, const Overview& view) {
   for (const auto& [name, value] : view.identity) json[name] = value;
   json["steps"] = view.steps.size();
   if (!view.steps.empty()) {
-    Json latest = StepJson(view.steps.back());
+    Json latest = StepJson(view.latest);
     Json& dtypes = latest["dtypes"] = Json::object();
     for (const auto& [name, share] : view.dtypes) {
       dtypes[name] = {
@@ -171,7 +175,7 @@ void PrintFacts(Output& out, const Overview& view) {
   for (const auto& [name, value] : view.identity) fact(name, value);
   fact("steps", StepsText(view.steps));
   if (!view.steps.empty()) {
-    const kv::StepInfo& latest = view.steps.back();
+    const kv::StepInfo& latest = view.latest;
     fact("latest",
          fmt::format("{}, saved {} ({}) by {}", latest.step, LocalTime(latest.created_unix_ns),
                      Age(latest.created_unix_ns, NowUnixNs()), Plural(latest.world_size, "rank")));
@@ -222,7 +226,7 @@ void PrintHints(Output& out, const Overview& view) {
     return;
   }
   const std::string steps = fmt::format("kv-dump steps {}", store);
-  const std::string keys = fmt::format("kv-dump keys {}@{}", store, view.steps.back().step);
+  const std::string keys = fmt::format("kv-dump keys {}@{}", store, view.latest.step);
   const std::string verify = fmt::format("kv-dump verify {}", store);
   const size_t width = std::max({steps.size(), keys.size(), verify.size()});
   hint(fmt::format("{:<{}}", steps, width), "one row per step: time, size, new bytes");

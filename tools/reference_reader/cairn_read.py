@@ -455,9 +455,20 @@ class Store:
             check(len(records) == count, f"has {len(records)} records instead of {count}")
             return dict(records)
 
+    def latest(self):
+        """The step that was saved last, unless it was put below the one from which it continued."""
+        number = max(self.entries, default=None,
+                     key=lambda n: (self.entries[n].summary.created_unix_ns, n))
+        while number is not None and (parent := self.entries[number].summary.parent) is not None:
+            later = max(n for n in self.entries if n <= max(parent.step, number))
+            if later == number:
+                break
+            number = later
+        return number
+
     def step(self, name="latest"):
         """A step, by its number, its tag or "latest"."""
-        number = max(self.entries, default=None) if name == "latest" else self.tags.get(name, name)
+        number = self.latest() if name == "latest" else self.tags.get(name, name)
         number = int(number) if re.fullmatch("[0-9]{1,20}", str(number)) else None
         check(number in self.entries, f"there is no step {name!r}")
         return Step(self, self.entries[number])

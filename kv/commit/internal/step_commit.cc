@@ -39,16 +39,30 @@ Result<StepEntryPtr> FindUnchanged(const StepAttempt& attempt, const StepInfo& s
   return entry;
 }
 
-/// Sets the parent and the run of the step.
+/// Sets the parent and the run of the step, and its time, which orders the steps: whatever the clock
+/// says, it is not before that of its parent and of the steps that the root lists. A derived step is
+/// not saved later than its source.
 Result<void> SetDescent(const StepAttempt& attempt, StepInfo& info) {
   const std::optional<StepInfo>& parent = attempt.continuation.step;
+  const auto root = CurrentRoot(*attempt.store);
+  const StepList& steps = root->steps;
+  int64_t last_saved = parent ? parent->created_unix_ns : 0;
+  if (attempt.options.is_derived) {
+    info.created_unix_ns = last_saved;
+  } else {
+    for (const auto& step : steps.recent()) {
+      last_saved = std::max(last_saved, step->info.created_unix_ns);
+    }
+    if (info.created_unix_ns < last_saved) info.created_unix_ns = last_saved + 1;
+  }
   if (parent) {
     info.run = parent->run;
     info.parent = ParentStep{.step = parent->step, .attempt = parent->attempt};
     if (parent->step == info.step) info.parent = parent->parent;  // it is replaced
   }
-  CAIRN_TRY_ASSIGN(const StepEntryPtr replaced, CurrentRoot(*attempt.store)->steps.Find(info.step));
-  if (replaced != nullptr && !attempt.options.parent) {
+  CAIRN_TRY_ASSIGN(const StepEntryPtr replaced, steps.Find(info.step));
+  const bool goes_on = parent && parent->step < info.step;
+  if (replaced != nullptr && !attempt.options.parent && !goes_on) {
     info.run = replaced->info.run;
     info.parent = replaced->info.parent;
   }

@@ -5,9 +5,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "kv/base/digest.h"
 #include "kv/base/mutex.h"
+#include "kv/base/retention.h"
 #include "kv/root/internal/framed_record.h"
 #include "kv/storage/internal/object_names.h"
 
@@ -15,6 +17,9 @@ namespace cairn::kv::internal {
 namespace {
 
 constexpr auto kStepOf = [](const StepEntryPtr& entry) { return entry->info.step; };
+constexpr auto kSavedAt = [](const StepEntryPtr& entry) {
+  return std::pair(entry->info.created_unix_ns, entry->info.step);
+};
 constexpr auto kFirstStepOf = [](const auto& page) { return page.ref.steps.front(); };
 
 }  // namespace
@@ -108,7 +113,12 @@ Result<StepEntryPtr> StepList::Find(uint64_t step) const {
 }
 
 Result<StepEntryPtr> StepList::Latest() const {
-  return numbers_.empty() ? nullptr : Find(numbers_.back());
+  if (recent_.empty()) return numbers_.empty() ? nullptr : Find(numbers_.back());
+  StepEntryPtr latest = *std::ranges::max_element(recent_, {}, kSavedAt);
+  while (const auto later = LaterThanSaved(latest->info, numbers_)) {
+    CAIRN_TRY_ASSIGN(latest, Find(*later));
+  }
+  return latest;
 }
 
 Result<std::vector<StepEntryPtr>> StepList::All() const {
@@ -149,6 +159,10 @@ StepList StepList::Remove(std::span<const uint64_t> steps) const {
   if (gone.empty()) return changed;
   std::ranges::sort(gone);
   const auto is_gone = [&gone](uint64_t step) { return std::ranges::binary_search(gone, step); };
+  if (!recent_.empty() && !pages_.empty()) {
+    const auto last = std::ranges::max_element(recent_, {}, kSavedAt);
+    changed.has_lost_last_saved_ |= is_gone((*last)->info.step);
+  }
   std::erase_if(changed.recent_, [&](const auto& entry) { return is_gone(entry->info.step); });
   for (Page& page : changed.pages_) std::erase_if(page.ref.steps, is_gone);
   std::erase_if(changed.numbers_, is_gone);
@@ -185,6 +199,17 @@ Result<void> StepList::RecallHighest(std::vector<PageRef>& unreachable) {
   for (StepEntryPtr& entry : live) Insert(std::move(entry));
   unreachable.push_back(page->ref);
   pages_.erase(page);
+  return {};
+}
+
+/// Makes the step that was saved last recent, if it is in a page.
+Result<void> StepList::RecallLastSaved() {
+  if (!std::exchange(has_lost_last_saved_, false) || pages_.empty()) return {};
+  CAIRN_TRY_ASSIGN(const std::vector<StepEntryPtr> all, All());
+  const StepEntryPtr last = *std::ranges::max_element(all, {}, kSavedAt);
+  if (std::ranges::binary_search(recent_, last->info.step, {}, kStepOf)) return {};
+  for (Page& page : pages_) std::erase(page.ref.steps, last->info.step);
+  Insert(last);
   return {};
 }
 
@@ -227,6 +252,7 @@ Result<void> StepList::MergePages(uint32_t epoch, std::vector<PageRef>& unreacha
 Result<StepList::WithPages> StepList::WritePages(uint32_t epoch) const {
   WithPages result{.steps = *this, .unreachable = {}};
   StepList& steps = result.steps;
+  CAIRN_TRY(steps.RecallLastSaved());
   std::erase_if(steps.pages_, [&result](const Page& page) {
     if (page.ref.steps.empty()) result.unreachable.push_back(page.ref);
     return page.ref.steps.empty();
@@ -237,9 +263,13 @@ Result<StepList::WithPages> StepList::WritePages(uint32_t epoch) const {
     CAIRN_TRY(steps.MergePages(epoch, result.unreachable));
   }
   while (steps.recent_.size() > kMaxRecentSteps) {
+    // The step that was saved last remains.
+    const StepEntryPtr last = *std::ranges::max_element(steps.recent_, {}, kSavedAt);
+    std::erase(steps.recent_, last);
     const auto end = steps.recent_.begin() + kMaxPageSteps;
     CAIRN_TRY(steps.PutPage(epoch, {steps.recent_.begin(), end}));
     steps.recent_.erase(steps.recent_.begin(), end);
+    steps.Insert(last);
   }
   return result;
 }

@@ -2,7 +2,7 @@
 /// The steps that a store contains at one root: entries of the newest steps in the root, entries of
 /// older steps in pages, which are read when they are needed.
 ///
-/// The highest steps are the recent ones. Add, Remove and WritePages return a changed list and do
+/// The highest steps are the recent ones, and the one that was saved last. Add, Remove and WritePages return a changed list and do
 /// not change this one. A commit calls Add or Remove, then WritePages, and puts a root with
 /// recent() and pages(). Pages are never changed: a page contains entries of steps that no longer
 /// exist until WritePages merges it with others.
@@ -47,8 +47,8 @@ class StepList {
 
   /// Returns the entry of `step`, or null. Cost: reads at most one page, once.
   Result<StepEntryPtr> Find(uint64_t step) const;
-  /// Returns the entry of the highest step; null if there are no steps. Reads nothing if the list
-  /// comes from a root.
+  /// Returns the latest step (kv/base/retention.h), or null if there are no steps. Usually reads
+  /// nothing if the list comes from a root.
   Result<StepEntryPtr> Latest() const;
   /// Returns all entries, ascending by step. Cost: reads all pages, each once.
   Result<std::vector<StepEntryPtr>> All() const;
@@ -60,9 +60,10 @@ class StepList {
 
   /// Prepares the list for a root: moves the lowest recent entries to a new page if there are more
   /// than kMaxRecentSteps, otherwise merges short pages and pages with few remaining steps, and
-  /// drops empty pages. Ensures that the highest step is recent. Cost: usually nothing, or puts one
-  /// page; puts more only if the list was changed a lot, or if all recent steps were removed. A
-  /// merge reads at most kMaxMergedPages.
+  /// drops empty pages. Ensures that the highest step and the one that was saved last are recent.
+  /// Cost: usually nothing, or puts one page; puts more only if the list was changed a lot, or if
+  /// all recent steps were removed. A merge reads at most kMaxMergedPages. Reads all pages if the
+  /// step that was saved last was removed.
   Result<WithPages> WritePages(uint32_t epoch) const;
 
   /// For the next root. Requires that WritePages returned this list, or that it comes from a root.
@@ -82,12 +83,14 @@ class StepList {
   Result<std::vector<StepEntryPtr>> LiveEntries(const Page& page) const;
   Result<void> PutPage(uint32_t epoch, std::vector<StepEntryPtr> entries);
   Result<void> RecallHighest(std::vector<PageRef>& unreachable);
+  Result<void> RecallLastSaved();
   Result<void> MergePages(uint32_t epoch, std::vector<PageRef>& unreachable);
 
   std::shared_ptr<Storage> storage_;
   std::vector<StepEntryPtr> recent_;  // ascending
   std::vector<Page> pages_;           // ascending by their first step after WritePages
   std::vector<uint64_t> numbers_;
+  bool has_lost_last_saved_ = false;  // Remove has removed the recent step that was saved last
 };
 
 struct StepList::WithPages {

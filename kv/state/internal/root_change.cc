@@ -184,7 +184,7 @@ Result<std::vector<uint64_t>> StepsWithoutUse(StoreState& state, const StepInfo&
       if (step) tags[name] = *step;
     }
   }
-  std::vector<uint64_t> removed = StepsToDelete(policy, infos, tags, added.step);
+  std::vector<uint64_t> removed = StepsToDelete(policy, infos, tags, added.step, true);
   const auto kept_steps = [&] {
     const MutexLock lock(state.mutex);
     return state.kept_steps;

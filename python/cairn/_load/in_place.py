@@ -17,6 +17,7 @@ from cairn._load.contents import check_match
 from cairn._load.damage import damaged_keys
 from cairn._load.load import Load, LoadOptions
 from cairn._load.object_states import ObjectStates, takes_contents
+from cairn._opened.continued import note_loaded
 from cairn._opened.opened import Opened
 from cairn._opened.tiers import Location, Tiers, agree_on_step
 from cairn._ranks.ranks import Ranks
@@ -64,9 +65,9 @@ def own_step(opened: Opened, step: int | None) -> int | None:
         return step
 
     def find() -> int:
-        steps = opened.native.steps() if step is None else [step]
+        found = opened.native.latest() if step is None else step
         # If there are no steps, `contents` raises NotFound.
-        return steps[-1] if steps else opened.native.contents(None, []).step
+        return opened.native.contents(None, []).step if found is None else found
 
     return agree_on_step(opened.ranks, step, find)
 
@@ -163,6 +164,8 @@ def run_load(
     # An object's load_state_dict may fail on one rank only.
     ranks.run_together(adapter.load_into_objects)
     opened.native.continue_from(load.info)
+    if opened.mode == "r":
+        note_loaded(opened.native, load.info)
     return report
 
 

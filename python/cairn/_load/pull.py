@@ -34,8 +34,11 @@ def wait(opened: Opened, after: int | None, timeout: float) -> int | None:
         raise Invalid(f"timeout={timeout!r}: a number of seconds is needed, at least 0")
     deadline = time.monotonic() + timeout
     while True:
-        newest = max(opened.steps(), default=None)
+        newest = opened.latest()
         if newest is not None and (after is None or newest > after):
+            return newest
+        # The run has gone back to a lower step.
+        if newest is not None and newest != after and after in opened.steps():
             return newest
         now = time.monotonic()
         if now >= deadline:
@@ -87,7 +90,7 @@ def _both(opened: Opened, since: int, step: int | None) -> tuple[_cairn.Store, i
     tiers = opened.tiers
     if tiers is None or opened.ranks.world_size > 1:  # ranks use their own store only
         return opened.native, own_step(opened, step)
-    newest = max(tiers.steps(), default=None) if step is None else step_number(step)
+    newest = opened.latest() if step is None else step_number(step)
     if newest is None:
         return opened.native, None  # which raises NotFound
     return tiers.find_both(since, newest) or opened.native, newest

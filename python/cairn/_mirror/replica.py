@@ -134,11 +134,12 @@ class Replica:
                 "store than the one in which it was saved",
                 step=job.step,
             )
-        if job.is_catch_up and any(step >= job.step for step in self._target.steps()):
-            return None
         if job.step not in self._source.steps():
             raise NotFound(f"step {job.step} was deleted before it was copied", step=job.step)
         created_unix_ns = self._source.step_info(job.step).created_unix_ns
+        latest = self._target.latest() if job.is_catch_up else None
+        if latest is not None and self._target.step_info(latest).created_unix_ns >= created_unix_ns:
+            return None
         copied = self._target.copy_from(
             self._source,
             self._progress,

@@ -15,6 +15,7 @@ from cairn._base.steps import step_number
 from cairn._base.watched import shown
 from cairn._mirror import store_mirrors
 from cairn._mirror.mirrored_saves import MirroredSaves
+from cairn._opened.continued import continue_from_loaded
 from cairn._opened.coordinator_parts import close_abandoned
 from cairn._opened.handle import SaveHandle
 from cairn._opened.map_checks import MapChecks
@@ -58,6 +59,8 @@ class Opened:
         self.native, self.address, self.tiers = open_nearest(
             (given, *options.fallback), mode == "a", self.ranks.communicator, options
         )
+        if mode == "a":
+            continue_from_loaded(self.native)
         self.mirrors = MirroredSaves(
             self.address, options, self.native.uuid(), self.ranks.rank, self.ranks.world_size
         )
@@ -103,6 +106,19 @@ class Opened:
     def steps(self) -> list[int]:
         """The steps of this store and of its fallback stores."""
         return self.native.steps() if self.tiers is None else self.tiers.steps()
+
+    def latest(self) -> int | None:
+        """The latest step of this store and of its fallback stores."""
+        if self.tiers is None:
+            return self.native.latest()
+        return next(iter(self.tiers.line()), None)
+
+    def line(self, end: int | None = None, base: int | None = None) -> list[int]:
+        """`end`, by default the latest step, and those from which it has continued, without
+        `base`."""
+        if self.tiers is None:
+            return self.native.line([], end=end, base=base)
+        return self.tiers.line(end, base)
 
     def contents(self, step: int | str | None, patterns: list[str]) -> _cairn.Contents:
         """What the patterns select of a step, which may be in a fallback store."""

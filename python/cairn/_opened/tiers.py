@@ -75,6 +75,13 @@ class Tiers:
             found.update(self._steps_of(tier))
         return sorted(found)
 
+    def line(self, end: int | None = None, base: int | None = None) -> list[int]:
+        """The steps on the line of `end`, by default the latest one, without `base`
+        (`Opened.line`). Raises the error of a store that cannot be read."""
+        others = (self.native(tier) for tier in range(1, len(self.others) + 1))
+        opened = [native for native in others if native is not None]
+        return self._nearest.line(opened, end=end, base=base)
+
     def find(self, step: int | None) -> Location | None:
         """Where a step, or the latest one, is; None if no store has it.
 
@@ -92,7 +99,7 @@ class Tiers:
                 if step is None:
                     raise
                 problem = problem or error
-        number = max(holders, default=None) if step is None else step_number(step)
+        number = next(iter(self.line()), None) if step is None else step_number(step)
         if number is None or number not in holders:
             if problem is not None:
                 raise problem

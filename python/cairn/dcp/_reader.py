@@ -18,6 +18,7 @@ from torch.futures import Future
 from cairn import _cairn
 from cairn._base import devices
 from cairn._base.open_options import OpenOptions
+from cairn._opened.continued import note_loaded
 from cairn._opened.tiers import open_nearest
 from cairn._tensors.contents import leaf_at
 from cairn._tensors.subclasses import SUBCLASS_KEY, check_same, describe, is_subclass
@@ -143,6 +144,8 @@ class CairnReader(Located, StorageReader):
         try:
             self._opened.check_same(plan.storage_data)
             self._opened.read(plan.items, planner, self._allow_pickle)
+            if not self._opened.of_one_rank:
+                note_loaded(self._opened.stores.nearest, self._opened.contents.info)
         finally:
             self._close()
         done: Future[None] = Future()
@@ -163,12 +166,12 @@ class _Stores:
 
     def __init__(self, addresses: tuple[str, ...], step: int | None) -> None:
         self._has_fallback = len(addresses) > 1
-        self._nearest, _, self._tiers = open_nearest(addresses, False, None, OpenOptions())
-        self.native = self._nearest
+        self.nearest, _, self._tiers = open_nearest(addresses, False, None, OpenOptions())
+        self.native = self.nearest
         self.step = step
         place = None if self._tiers is None else self._tiers.find(step)
         if self._tiers is not None and place is not None:
-            self.native = self._tiers.native(place.tier) or self._nearest
+            self.native = self._tiers.native(place.tier) or self.nearest
             self.step = place.step
 
     def identity(self, contents: _cairn.Contents) -> tuple[int, int | str]:
@@ -179,7 +182,7 @@ class _Stores:
         return contents.step, self.native.step_info(contents.step).attempt
 
     def close(self) -> None:
-        self._nearest.close()
+        self.nearest.close()
         if self._tiers is not None:
             self._tiers.close()
 
@@ -212,16 +215,16 @@ class _OpenStep:
         self.native = stores.native
         self.identity = stores.identity(contents)
         """Equal on all ranks that read the same save of the step."""
-        self._of_one_rank = of_one_rank
-        self._contents = contents
+        self.of_one_rank = of_one_rank
+        self.contents = contents
         self._described = described
         self._described_subclasses: dict[str, Any] | None = None
 
     def check_same(self, coordinators: tuple[int, int | str] | None) -> None:
         """Raises NotFound if the coordinator has found another step than this rank."""
-        if self._of_one_rank or coordinators in (None, self.identity):
+        if self.of_one_rank or coordinators in (None, self.identity):
             return
-        step, other = self._contents.step, coordinators[0]
+        step, other = self.contents.step, coordinators[0]
         found = f"step {other}" if step != other else f"another save of step {step}"
         raise NotFound(
             f"a step was saved while the ranks started to load: the coordinator has found {found}, "
@@ -235,7 +238,7 @@ class _OpenStep:
         wanted = [item for item in items if item.type == LoadItemType.BYTE_IO]
         if not wanted:
             return
-        values = Values(self.native, self._contents, self._described, allow_pickle)
+        values = Values(self.native, self.contents, self._described, allow_pickle)
         found = values.read([item.storage_index.fqn for item in wanted], planner)
         for item, value in zip(wanted, found):
             if isinstance(value, PlannerBytes):
@@ -273,11 +276,11 @@ class _OpenStep:
                 f"{list(item.lengths)}",
                 key=fqn,
             )
-        info = self._contents.find_tensor(fqn)
+        info = self.contents.find_tensor(fqn)
         if info is None and fqn in self._descriptions():
             return _TensorRead(item, tensor, list(self._inner_places(fqn, tensor)))
         if info is None:
-            step = self._contents.step
+            step = self.contents.step
             raise NotFound(f"step {step} has no tensor '{fqn}'", key=fqn, step=step)
         tensor = tensor.detach()
         target = staged_target_of(tensor, info.dtype, fqn)
@@ -286,7 +289,7 @@ class _OpenStep:
     def _inner_places(self, fqn: str, tensor: torch.Tensor) -> Iterator[_Place]:
         """The places of the inner tensors of a tensor subclass. Raises Invalid if the target is not
         the same subclass."""
-        step = self._contents.step
+        step = self.contents.step
         if not is_subclass(tensor):
             raise Invalid(
                 f"'{fqn}' is a tensor subclass in step {step} but a {type(tensor).__qualname__} "
@@ -299,7 +302,7 @@ class _OpenStep:
         check_same(self._descriptions().get(fqn), inner.pop(SUBCLASS_KEY), fqn, step)
         for name, part in inner.items():
             key = f"{fqn}.{name}"
-            info = self._contents.find_tensor(key)
+            info = self.contents.find_tensor(key)
             if info is not None:
                 check_shape(key, step, info.shape, tuple(part.shape))
                 yield key, (0,) * len(info.shape), staged_target_of(part.detach(), info.dtype, key)
@@ -313,8 +316,8 @@ class _OpenStep:
         if self._described_subclasses is None:
             ends = f".{SUBCLASS_KEY}"
             self._described_subclasses = {
-                key.removesuffix(ends): leaf_at(self._contents, index).value
-                for index, key in enumerate(self._contents.fqns())
+                key.removesuffix(ends): leaf_at(self.contents, index).value
+                for index, key in enumerate(self.contents.fqns())
                 if key.endswith(ends)
             }
         return self._described_subclasses
@@ -325,7 +328,7 @@ class _OpenStep:
             for fqn, offsets, target in read.places:
                 place = target.strides, target.address, target.device
                 requests.add(fqn, offsets, target.shape, (target.dtype, *place))
-        devices.load(self.native, self._contents.info, requests)
+        devices.load(self.native, self.contents.info, requests)
         for read in portion:
             for _, _, target in read.places:
                 target.complete()
@@ -338,7 +341,7 @@ class _OpenStep:
         inside = tuple(item.storage_offsets)
         if shard is None:
             return fqn, inside
-        if self._of_one_rank and self._contents.find_tensor(fqn) is None:
+        if self.of_one_rank and self.contents.find_tensor(fqn) is None:
             return shard_key(fqn, shard), inside
         return fqn, tuple(a + b for a, b in zip(shard, inside))
 

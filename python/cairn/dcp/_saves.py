@@ -24,6 +24,7 @@ from typing import Any
 from cairn import _cairn
 from cairn._base.addresses import canonical_address, is_directory
 from cairn._opened import coordinator_parts
+from cairn._opened.continued import continue_from_loaded
 from cairn.dcp._location import Location
 from cairn.errors import Conflict, Error, Invalid, NotFound, Unavailable
 
@@ -72,6 +73,8 @@ class Part:
         self._address = address
         self._canonical_address = canonical_address(address)
         self.store = _cairn.Store(address, True, None, session=session)
+        if not session:
+            continue_from_loaded(self.store)
         self._native: _cairn.StepPart | None = _cairn.StepPart(self.store)
         self.has_other_ranks = False
         """Whether other ranks may join, which they can only while this part is open."""

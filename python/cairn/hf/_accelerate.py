@@ -104,10 +104,10 @@ class AcceleratorSaves(Closing):
         if options:
             raise Invalid(f"load_state from a store has no options {sorted(options)}")
         accelerator = self._accelerator
-        steps = self.steps()
-        if input_dir is None and not steps:
+        line = self._store.opened.line(base=self._base) if input_dir is None else []
+        step = next(iter(line), None) if input_dir is None else _number_of(input_dir)
+        if step is None:
             raise NotFound(f"{self._store!r} has no step: call save_state first")
-        step = steps[-1] if input_dir is None else _number_of(input_dir)
         models = list(accelerator._models)
         for hook in accelerator._load_model_state_pre_hook.values():
             hook(models, input_dir)

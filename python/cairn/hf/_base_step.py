@@ -93,7 +93,7 @@ def base_of(model: Any, given: str | os.PathLike[str] | None) -> BaseStep:
 
 def latest_of(store: Store) -> int:
     """The number of the latest step. Raises NotFound if there is none."""
-    steps = store.steps()
-    if not steps:
+    step = store.latest()
+    if step is None:
         raise NotFound(f"{store!r} has no step: save one with cairn.hf.save_pretrained first")
-    return steps[-1]
+    return step

@@ -107,10 +107,9 @@ class CairnCallback(Closing, TrainerCallback):
         """
         store = self._opened()
         store.opened.wait_for_last_save()
-        steps = [one for one in store.steps() if one != self._base]
-        if step is None and not steps:
+        number = next(iter(store.opened.line(base=self._base)), None) if step is None else step
+        if number is None:
             return None
-        number = steps[-1] if step is None else step
         files = store.read([FILES], number).get(FILES, {})
         if TRAINER_STATE_NAME not in files:
             raise Invalid(

@@ -1,10 +1,10 @@
-"""Resuming: loads the newest step of a store and its mirrors, or the newest one that is undamaged.
+"""Resuming: loads the latest step of a store and its mirrors, or the last one that is undamaged.
 
 All ranks make the same decisions:
 
-1. Rank 0 determines the newest step, and all ranks load it together.
+1. Rank 0 determines the latest step, and all ranks load it together.
 2. If a rank finds damage, all ranks learn about it. They try the other copies of the step, and then
-   the next older step, in an order that rank 0 determines.
+   the one from which it continued, in an order that rank 0 determines.
 3. Errors other than damage are raised.
 """
 
@@ -73,6 +73,7 @@ class Resume:
 
     Attributes:
         skipped: the damaged steps, with their errors, the same on all ranks.
+        passed: the latest step and the highest one, if a run has gone back from that.
     """
 
     def __init__(self, store: Store, state: Any, options: ResumeOptions) -> None:
@@ -80,17 +81,16 @@ class Resume:
         self._ranks = self._opened.ranks
         self._tiers = self._opened.tiers
         self.skipped: dict[int, Corrupt] = {}
+        self.passed: tuple[int, int] | None = None
 
     def run(self, step: int | None) -> ResumedStep | None:
-        """Loads `step` or the newest one, and returns its number; None if there is no step."""
+        """Loads `step` or the latest one, and returns its number; None if there is no step."""
         self._options.check()
         own_tiers = self._open_tiers()
         try:
-            number = self._newest(None) if step is None else step_number(step)
-            while number is not None:
+            for number in self._candidates(step):
                 if self._load_copies(number):
                     return ResumedStep(number, self.skipped)
-                number = self._newest(number)
             if self.skipped:
                 raise self._nothing_is_left()
             return None
@@ -99,9 +99,15 @@ class Resume:
                 own_tiers.close()
 
     def warn(self) -> None:
-        """Warns of the steps that were skipped. To be called by the public function."""
+        """Warns of the steps that were skipped, and of those from which a run has gone back. To be
+        called by the public function."""
         for number, error in self.skipped.items():
             warnings.warn(f"step {number} was skipped: {error}", RuntimeWarning, stacklevel=3)
+        if self.passed is not None:
+            latest, highest = self.passed
+            text = f"step {latest}, the last one on the line of the latest save, is resumed, and "
+            text += f"not step {highest}, from which the run has gone back; step= selects one"
+            warnings.warn(text, RuntimeWarning, stacklevel=3)
 
     def _open_tiers(self) -> Tiers | None:
         """The tiers that exist only for this resume, if there are any."""
@@ -114,20 +120,24 @@ class Resume:
         self._tiers = Tiers(self._opened.native, (*known, *more))
         return self._tiers
 
-    def _newest(self, below: int | None) -> int | None:
-        """The highest step that rank 0 sees, below a step if one is given, without the base."""
+    def _candidates(self, step: int | None) -> list[int]:
+        """The steps to try, the first one first: `step`, by default the latest one that rank 0
+        sees, and what follows on its line, without the base. Sets `passed`."""
+        if step is not None and self._options.on_damage == "raise":
+            return [step_number(step)]
+        where = self._opened if self._tiers is None else self._tiers
 
-        def newest() -> int | None:
-            tiers = self._tiers
-            steps = self._opened.native.steps() if tiers is None else tiers.steps()
-            older = (
-                number
-                for number in steps
-                if (below is None or number < below) and number != self._options.base
-            )
-            return max(older, default=None)
+        def find() -> tuple[list[int], tuple[int, int] | None]:
+            base = self._options.base
+            if step is not None:
+                older = where.line(end=step_number(step), base=base)
+                return [step, *(number for number in older if number != step)], None
+            line = where.line(base=base)
+            highest = max((number for number in where.steps() if number != base), default=None)
+            return line, None if line[:1] in ([highest], []) else (line[0], highest)
 
-        return self._ranks.on_first(newest)
+        line, self.passed = self._ranks.on_first(find)
+        return line
 
     def _load_copies(self, number: int) -> bool:
         """Loads the first undamaged copy of a step. Returns False if all are damaged, in which case
@@ -205,7 +215,7 @@ class Resume:
 
 
 _NOTE = (
-    "A resume loads the newest step. If the run starts from step {number}, such as an imported "
+    "A resume loads the latest step. If the run starts from step {number}, such as an imported "
     "model, pass base={number} to the Saver or to cairn.torch.resume."
 )
 

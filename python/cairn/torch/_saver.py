@@ -42,7 +42,8 @@ class Saver(Closing):
         work on other streams that changes them has to wait for that stream.
 
     Kept steps
-        The last ``keep_last`` steps, those that ``keep_every`` divides, the best by a metric
+        The last ``keep_last`` steps on the line of the step that was saved last
+        (docs/versions.md), those that ``keep_every`` divides, the best by a metric
         (``keep_best``), and those with tags; all steps if none of the three is given. Other steps
         that rank 0 sees are deleted once a newer step is durable. The step that was saved last is
         never deleted, nor are ``base`` and steps with higher numbers, which belong to another run.
@@ -52,7 +53,7 @@ class Saver(Closing):
         of stores, after they are durable; the training does not wait for it (docs/mirroring.md).
         Steps that wait for their copy are not deleted. A step that :meth:`save` or a signal saves
         is copied to all mirrors. Steps that an earlier process has not copied are copied first.
-        :meth:`resume` loads the newest step of the store and its mirrors.
+        :meth:`resume` loads the latest step of the store and its mirrors.
 
     Dataloader
         With ``dataloader=``, each step also contains the state of each rank's dataloader, and
@@ -156,7 +157,8 @@ class Saver(Closing):
             self._watch.restore()
             raise
         if self._mirrors and store.rank == 0:
-            store.opened.mirrors.catch_up(store.opened.native.steps(), self._mirrors)
+            line = store.opened.native.line([], end=None, base=None)
+            store.opened.mirrors.catch_up(line, self._mirrors)
 
     @property
     def preempted(self) -> bool:
@@ -189,15 +191,17 @@ class Saver(Closing):
         strip_wrappers: bool = False,
     ) -> ResumedStep | None:
         """Loads the latest step, or `step`, into `state` in place, as :meth:`Store.load` does.
+        Warns if there are higher steps, from which a run has gone back (docs/versions.md).
 
         The step is loaded from the nearest of the store, its fallbacks and the mirrors that has it.
 
         Args:
             strict, strip_wrappers: as for :meth:`Store.load`.
             on_damage: ``"raise"`` raises Corrupt if the step is damaged. ``"previous"`` then loads
-                another copy of the step, or the newest older step that is undamaged; a warning
-                reports each step that was skipped. All ranks load the same step. When the training
-                reaches the number of a skipped step, the save replaces that step.
+                another copy of the step, or the last undamaged one of the steps from which it has
+                continued; a warning reports each step that was skipped. All ranks load the same
+                step. When the training reaches the number of a skipped step, the save replaces
+                that step.
 
         Returns:
             The step number, an ``int`` whose ``skipped`` is a dict from the number of each step

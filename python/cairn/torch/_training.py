@@ -66,7 +66,7 @@ def resume(
             else. A rank that the step does not know keeps its own, with a warning. A dataloader
             draws from the generator of torch, unless it is given one (``generator=``).
         more: other objects or states, by their keys in the step. Values are replaced in it.
-        step: number or tag of the step to load; by default the newest of the run.
+        step: number or tag of the step to load; by default the latest of the run.
         base: number or tag of the step that the run starts from, such as an imported model, which
             is not resumed from.
         strict: as for :meth:`Store.load`. Leaving out what the step contains is refused.

@@ -131,10 +131,10 @@ class CairnCheckpointManager(CheckpointManager):
         if folder:
             return super()._find_load_step(folder)
         try:
-            steps = self._opened("r" if self.load_only else "a").steps()
+            latest = self._opened("r" if self.load_only else "a").latest()
         except NotFound:
             return -1
-        found = [steps[-1] if steps else -1]
+        found = [-1 if latest is None else latest]
         torch.distributed.broadcast_object_list(found, src=0)  # all ranks load what rank 0 sees
         return found[0]
 

@@ -189,7 +189,7 @@ class RetentionTest : public ::testing::Test {
                                   WithLoss(40, 1), WithLoss(50, 9), StepInfo{.step = 60}};
   std::vector<uint64_t> Doomed(RetentionPolicy policy, const Tags& tags = {},
                                std::optional<uint64_t> newest = {}) {
-    return StepsToDelete(policy, steps_, tags, newest);
+    return StepsToDelete(policy, steps_, tags, newest.value_or(60), newest.has_value());
   }
 };
 

@@ -19,7 +19,8 @@ inline internal::StepEntry SampleEntry(uint64_t step, uint64_t generation, std::
   internal::StepEntry entry;
   entry.info = {.step = step,
                 .generation = generation,
-                .created_unix_ns = 1'700'000'000'000'000'000 + static_cast<int64_t>(random() >> 30),
+                .created_unix_ns = 1'700'000'000'000'000'000 +
+                                   static_cast<int64_t>((generation << 34) + (random() >> 30)),
                 .world_size = 8,
                 .attempt = fmt::format("0123456789abcdef-{}-{}", step, generation),
                 .base_step = std::nullopt,

@@ -198,7 +198,10 @@ class StepListModelTest : public ::testing::TestWithParam<uint64_t> {
     ASSERT_LE(steps.recent().size(), internal::kMaxRecentSteps);
     if (model_.empty()) return;
     CAIRN_ASSERT_OK_AND_ASSIGN(const StepEntryPtr latest, steps.Latest());
-    ASSERT_TRUE(Same(*latest, model_.rbegin()->second));
+    const auto last_saved = std::ranges::max_element(model_, {}, [](const auto& each) {
+      return std::pair(each.second.info.created_unix_ns, each.first);
+    });
+    ASSERT_TRUE(Same(*latest, last_saved->second));
     const uint64_t step = random_() % 2000;
     CAIRN_ASSERT_OK_AND_ASSIGN(const StepEntryPtr found, steps.Find(step));
     ASSERT_EQ(found != nullptr, model_.contains(step));
@@ -213,6 +216,8 @@ class StepListModelTest : public ::testing::TestWithParam<uint64_t> {
   }
   void AddStep(uint64_t step) {
     StepEntry entry = SampleEntry(step, ++generation_, random_);
+    entry.info.parent.reset();
+    entry.info.created_unix_ns = static_cast<int64_t>(generation_);
     model_[step] = entry;
     store_.Commit(Added(store_.steps(), entry));
   }
