@@ -420,8 +420,11 @@ Result<void> Store::Close() {
     attempts.assign(state.finished_attempts.begin(), state.finished_attempts.end());
     state.finished_attempts.clear();
   }
-  // A rank that still waits for the outcome of one of these finds it in the newest root.
-  for (const std::string& attempt : attempts) internal::ForgetAttempt(*state.storage, attempt);
+  // A rank that still waits for the outcome of one of these finds it in the newest root, or reads
+  // the error.
+  for (const std::string& attempt : attempts) {
+    internal::ForgetAttempt(*state.storage, attempt, /*keeps_failure=*/true);
+  }
   // The lease remains if it cannot be removed, so that a repeated close tries again.
   if (state.lease != nullptr) {
     const auto write_hint = [&]() -> Result<void> {

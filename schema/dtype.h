@@ -54,6 +54,7 @@ enum class DType : uint8_t {
   kBits1x8 = 39,
   kBits2x4 = 40,
   kBits4x2 = 41,
+  kBComplex32 = 42,
 };
 
 struct DTypeInfo {
@@ -104,6 +105,7 @@ inline constexpr std::array kDTypes = {
     DTypeInfo{DType::kBits1x8, "bits1x8", 8},
     DTypeInfo{DType::kBits2x4, "bits2x4", 8},
     DTypeInfo{DType::kBits4x2, "bits4x2", 8},
+    DTypeInfo{DType::kBComplex32, "bcomplex32", 32},
 };
 
 /// Returns the table row of `dtype`, or nothing for kUnknown and for values unknown to this build.

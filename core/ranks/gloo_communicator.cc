@@ -31,7 +31,10 @@ class GlooCommunicator final : public Communicator {
  public:
   GlooCommunicator(std::shared_ptr<Device> device, std::unique_ptr<GlooGroup> group,
                    std::chrono::milliseconds timeout)
-      : device_(std::move(device)), group_(std::move(group)), timeout_(timeout) {}
+      : device_(std::move(device)),
+        group_(std::move(group)),
+        timeout_(timeout),
+        next_timeout_(timeout) {}
 
   int rank() const override { return group_->rank(); }
   int world_size() const override { return group_->size(); }
@@ -52,6 +55,9 @@ class GlooCommunicator final : public Communicator {
   }
   Result<std::unique_ptr<Communicator>> Split(uint32_t color, uint32_t key) override;
 
+  void LimitNextCall(std::chrono::milliseconds timeout) override {
+    next_timeout_ = std::min(timeout, timeout_);
+  }
   void Interrupt() override { group_->Interrupt(); }
   Result<void> CheckPeers() override { return group_->CheckConnections(); }
 
@@ -67,7 +73,8 @@ class GlooCommunicator final : public Communicator {
   Result<void> Run(Operation operation, Body&& body) {
     CAIRN_TRY(CheckUsable());
     const internal::SigpipeBlock no_sigpipe;
-    const GlooCall call = NextCall(operation, std::chrono::steady_clock::now() + timeout_);
+    const auto timeout = std::exchange(next_timeout_, timeout_);
+    const GlooCall call = NextCall(operation, std::chrono::steady_clock::now() + timeout);
     Result<void> done = body(call);
     if (done) return {};
     return Fail(Break(OperationName(operation), std::move(done).error()));
@@ -95,6 +102,7 @@ class GlooCommunicator final : public Communicator {
   const std::shared_ptr<Device> device_;  // shared with the communicators split from this one
   const std::unique_ptr<GlooGroup> group_;
   const std::chrono::milliseconds timeout_;
+  std::chrono::milliseconds next_timeout_;
   uint32_t sequence_ = 0;
 };
 

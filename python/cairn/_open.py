@@ -23,6 +23,7 @@ def open(
     *,
     alone: bool = False,
     timeout: float = 1800.0,
+    arrival: float = 300.0,
     take_over: bool = False,
     grace: float | None = None,
     credentials: GivenCredentials = None,
@@ -50,6 +51,8 @@ def open(
         alone: this process opens the store by itself, whatever process groups exist. For tools, and
             for a reader on one rank.
         timeout: seconds that ranks wait for each other in any call before the call fails.
+        arrival: seconds, at most ``timeout``, that ranks wait for the others to begin the same call
+            before it fails with Unavailable, which names the ranks that have not come.
         take_over: becomes the writer even if another process has the store open for writing, for
             example because that process hangs, or ran on a machine that has failed. From then on,
             every save and delete of that process fails with Conflict and changes nothing. In a
@@ -67,7 +70,7 @@ def open(
             1970).
         fallback: addresses of stores with copies of the steps, from near to far, such as mirrors
             (docs/mirroring.md). ``load`` and the methods that read use the nearest store that has
-            the step; by default, the highest number in any store. If different steps have the same
+            the step; by default, the latest one in any store. If different steps have the same
             number, the one that was saved last is used. The stores need not exist; with mode
             ``"r"``, one of them or ``address`` must. Saves and deletes concern ``address`` alone.
         progress: ``True`` shows the progress of calls that take longer than a second, on rank 0 and
@@ -93,6 +96,7 @@ def open(
         credentials_function(credentials),
         _addresses(fallback),
         progress,
+        arrival,
     )
     return Store(address, mode, process_group, options)
 

@@ -19,6 +19,7 @@ def delete(opened: Opened, choose: Callable[[], Iterable[int]]) -> DeleteReport:
     from cairn.reports import DeleteReport
 
     opened.wait_for_last_save()
+    opened.ranks.begin("delete")
 
     def work() -> tuple[Any, ...]:
         numbers = tuple(step_number(step) for step in choose())

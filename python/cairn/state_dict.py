@@ -38,7 +38,15 @@ from cairn._base import devices, dtypes
 from cairn._base.devices import HOST, device_of
 from cairn._base.tree import TENSOR
 from cairn._ranks.ranks import Ranks, default_group, ranks_of, this_process
-from cairn._ranks.sharded import MeshShard, Shards, dtensor_like, is_dtensor, is_sharded
+from cairn._ranks.sharded import (
+    MeshShard,
+    Shards,
+    dtensor_like,
+    global_shape_of,
+    is_checkpointable,
+    is_dtensor,
+    is_sharded,
+)
 from cairn._tensors.sources import Source, Sources, dtype_code, is_torch_tensor, row_major
 from cairn.errors import refuse
 
@@ -223,7 +231,7 @@ class _Gathering:
                 self._values[name], leaves[name] = value, _Leaf(source)
                 home = _home(value, device)
                 if on_devices and _is_reached(home):
-                    made = torch.empty(tuple(value.shape), dtype=value.dtype, device=home)
+                    made = torch.empty(global_shape_of(value), dtype=value.dtype, device=home)
                     self._made[name] = source.dtype, made
 
         _rebuild(state_dict, tensor, type_check)
@@ -271,6 +279,8 @@ def _home(like: Any, device: Any) -> torch.device:
         return there if there.type == kind else torch.device(kind)
     if device is not None:
         return torch.device(device)
+    if is_checkpointable(like):
+        return like.device
     shards = like.local_shards()
     return shards[0].tensor.device if shards else torch.device("cpu")
 
@@ -372,7 +382,9 @@ def _finish(
     if cpu_offload:
         for key, one in announced.items():
             if one.dtype is not None and local.get(key) is not None:
+                fields = vars(local[key]) if is_checkpointable(local[key]) else {}
                 local[key] = local[key].cpu()
+                vars(local[key]).update(fields)
 
 
 class _Transfer:

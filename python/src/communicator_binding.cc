@@ -97,10 +97,12 @@ Result<core::Communicator*> CommunicatorBinding::TensorCommunicator(bool by_nccl
       "all ranks");
 }
 
-nb::list CommunicatorBinding::AllGather(nb::bytes mine) {
+nb::list CommunicatorBinding::AllGather(nb::bytes mine, std::optional<double> first_timeout) {
   const core::ByteView bytes(reinterpret_cast<const std::byte*>(mine.c_str()), mine.size());
-  auto gathered =
-      Use([&](core::Communicator& communicator) { return core::AllGatherV(communicator, bytes); });
+  auto gathered = Use([&](core::Communicator& communicator) {
+    if (first_timeout) communicator.LimitNextCall(ToTimeout(*first_timeout));
+    return core::AllGatherV(communicator, bytes);
+  });
   nb::list result;
   for (const core::ByteVector& part : Unwrap(std::move(gathered))) {
     result.append(nb::bytes(part.data(), part.size()));

@@ -49,7 +49,8 @@ class CommunicatorBinding {
   int world_size() const { return world_size_; }
 
   /// Returns the bytes `mine` of each rank as a list, in the order of ranks. Collective.
-  nb::list AllGather(nb::bytes mine);
+  /// `first_timeout`: seconds that the ranks may take to come.
+  nb::list AllGather(nb::bytes mine, std::optional<double> first_timeout);
   /// Connects the ranks over NCCL, so that tensors can be sent from device to device (see
   /// TensorCommunicator); everything else continues to use TCP. Collective; each rank gives its own
   /// device. If a rank fails, or after `connect_timeout` seconds, every rank raises the same error

@@ -2,11 +2,17 @@
 
 #include "python/src/flatten.h"
 
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/vector.h>
+
 #include <algorithm>
+#include <array>
 #include <map>
 #include <set>
 #include <utility>
 
+#include "core/tensor/strided_copy.h"
+#include "kv/base/digest.h"
 #include "python/src/convert.h"
 #include "python/src/errors.h"
 #include "python/src/gil.h"
@@ -187,6 +193,79 @@ nb::tuple Batch::Layout() const {
                                   ToPyPlacements(sharding.placements)));
   }
   return nb::make_tuple(meshes.meshes(), tensors);
+}
+
+namespace {
+
+constexpr uint64_t kRuns = 64;
+constexpr uint64_t kRunElements = 16;
+
+/// First elements, in row-major order, and their numbers.
+using Runs = std::vector<std::pair<uint64_t, uint64_t>>;
+
+Runs SampledRuns(uint64_t element_count, uint64_t shift) {
+  if (element_count <= kRuns * kRunElements) return {{0, element_count}};
+  const uint64_t distance = element_count / kRuns;
+  const uint64_t first = shift * kRunElements % (distance - kRunElements + 1);
+  Runs runs;
+  for (uint64_t i = 0; i < kRuns; ++i) runs.emplace_back(i * distance + first, kRunElements);
+  return runs;
+}
+
+/// Returns the digest of these elements of a tensor in host memory.
+uint64_t DigestOf(const core::TensorView& tensor, const Runs& runs) {
+  const uint64_t element_bytes = schema::ElementBytes(tensor.dtype);
+  std::array<std::byte, kRuns * kRunElements * 16> sample;  // complex128 has 16 bytes
+  std::span<std::byte> left(sample);
+  for (const auto& [begin, count] : runs) {
+    core::GatherBytes(tensor, begin * element_bytes, left.first(count * element_bytes));
+    left = left.subspan(count * element_bytes);
+  }
+  return kv::Checksum64(std::span(sample).first(sample.size() - left.size()));
+}
+
+}  // namespace
+
+std::pair<uint64_t, uint64_t> Batch::TakeSamples(uint64_t shift, nb::handle on_device) {
+  std::vector<core::Leaf> leaves = Unwrap(core::FlattenTree(state.tree));
+  samples.clear();
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    const uint32_t slot = state.slot[i];
+    if (!core::IsTensor(state.tree.nodes[leaves[i].node].kind)) {
+      const core::Value& value = state.values[slot];
+      const uint64_t digest = core::IsLong(value)
+                                  ? kv::Checksum64(core::BytesOf(value))
+                                  : kv::Checksum64(Unwrap(core::EncodeValue(value)));
+      samples.emplace_back(std::move(leaves[i].fqn), false, digest);
+      continue;
+    }
+    if (state.shardings.contains(slot)) continue;
+    const core::TensorView& tensor = state.tensors[slot];
+    const Runs runs = SampledRuns(core::ElementCount(tensor.shape).value_or(0), shift);
+    uint64_t digest = 0;
+    if (tensor.device == core::kHostDevice) {
+      digest = DigestOf(tensor, runs);
+    } else {
+      const auto bytes = nb::cast<nb::bytes>(on_device(owners[slot], nb::cast(runs)));
+      digest = kv::Checksum64({reinterpret_cast<const std::byte*>(bytes.c_str()), bytes.size()});
+    }
+    samples.emplace_back(std::move(leaves[i].fqn), true, digest);
+  }
+  std::ranges::sort(samples);
+  std::array<kv::StreamChecksum64, 2> sums;
+  for (const auto& [fqn, is_tensor, digest] : samples) {
+    sums[is_tensor].Update(std::as_bytes(std::span(fqn.c_str(), fqn.size() + 1)));
+    sums[is_tensor].Update(std::as_bytes(std::span(&digest, 1)));
+  }
+  return {sums[0].value(), sums[1].value()};
+}
+
+nb::list Batch::Samples() const {
+  nb::list list;
+  for (const auto& [fqn, is_tensor, digest] : samples) {
+    list.append(nb::make_tuple(ToPyText(fqn), is_tensor, digest));
+  }
+  return list;
 }
 
 void Batch::TakeKeysAsFqns() {

@@ -4,6 +4,9 @@
 #include <nanobind/nanobind.h>
 
 #include <functional>
+#include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "core/state_dict/state_dict.h"
@@ -13,12 +16,16 @@ namespace cairn::python {
 
 namespace nb = nanobind;
 
+/// FQN, whether it is a tensor, digest.
+using Sample = std::tuple<std::string, bool, uint64_t>;
+
 /// A flattened state. Threads: any that holds the GIL, which the destructor requires too; `state`
 /// may be read without the GIL.
 struct Batch {
   core::StateDict state;
   std::vector<nb::object> owners;        // owners of the memory of each tensor of `state`
   std::vector<BorrowedTensor> borrowed;  // the torch tensors among these
+  std::vector<Sample> samples;
 
   /// Returns a check for SaveOptions::check_memory, which is called without the GIL.
   /// kInvalidArgument: `storage.resize_` has freed memory that `state` borrows. Borrows this object
@@ -29,6 +36,14 @@ struct Batch {
   /// ranks). A tensor is (FQN, form, global shape, placements); tensors are sorted by FQN. The form
   /// is the index of its mesh, -1 for a complete tensor, and -2 for explicit boxes.
   nb::tuple Layout() const;
+  /// Sets `samples`, what should be equal on the ranks that have the same key: digests of complete
+  /// tensors and plain values. Returns the digest of those of the values and that of those of the
+  /// tensors. The digest of a tensor of more than 1,024
+  /// elements is that of 64 runs of 16 elements, in row-major order; `shift` moves them.
+  /// `on_device(owner, runs)` returns the bytes of these elements of a tensor in device memory.
+  std::pair<uint64_t, uint64_t> TakeSamples(uint64_t shift, nb::handle on_device);
+  /// Returns the samples as (FQN, whether it is a tensor, digest).
+  nb::list Samples() const;
   /// Makes the keys of the top-level dict the beginnings of FQNs as they are, for callers that have
   /// joined keys themselves.
   void TakeKeysAsFqns();

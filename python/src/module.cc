@@ -5,6 +5,7 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
@@ -63,6 +64,8 @@ void BindRecords(nb::module_& m) {
   nb::class_<Batch>(m, "Batch")
       .def("__len__", [](const Batch& self) { return self.state.slot.size(); })
       .def("layout", &Batch::Layout)
+      .def("take_samples", &Batch::TakeSamples, nb::arg("shift"), nb::arg("on_device"))
+      .def("samples", &Batch::Samples)
       .def("set_sharding", &Batch::SetSharding)
       .def("take_keys_as_fqns", &Batch::TakeKeysAsFqns)
       .def("devices", &Batch::Devices)
@@ -269,7 +272,8 @@ void BindCommunicator(nb::module_& m) {
       .def_static("alone", [] { return std::make_shared<CommunicatorBinding>(); })
       .def_prop_ro("rank", &CommunicatorBinding::rank)
       .def_prop_ro("world_size", &CommunicatorBinding::world_size)
-      .def("all_gather", &CommunicatorBinding::AllGather)
+      .def("all_gather", &CommunicatorBinding::AllGather, nb::arg("mine"),
+           nb::arg("first_timeout") = nb::none())
       .def("connect_devices", &CommunicatorBinding::ConnectDevices, nb::arg("device"),
            nb::arg("connect_timeout"))
       .def("disconnect_devices", &CommunicatorBinding::DisconnectDevices)

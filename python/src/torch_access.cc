@@ -66,7 +66,7 @@ struct Lent {
 
 bool IsComplex(core::DType dtype) {
   return dtype == core::DType::kComplex32 || dtype == core::DType::kComplex64 ||
-         dtype == core::DType::kComplex128;
+         dtype == core::DType::kComplex128 || dtype == core::DType::kBComplex32;
 }
 
 }  // namespace
@@ -84,7 +84,8 @@ TorchAccess::TorchAccess(Reach reach)
     : reach_(reach),
       dtype_name_(nb::borrow<nb::str>(Interned("dtype"))),
       storage_name_(nb::borrow<nb::str>(Interned("untyped_storage"))),
-      is_neg_name_(nb::borrow<nb::str>(Interned("is_neg"))) {
+      is_neg_name_(nb::borrow<nb::str>(Interned("is_neg"))),
+      global_shape_name_(nb::borrow<nb::str>(Interned("global_shape"))) {
   nb::object dtypes = nb::module_::import_("cairn._base.dtypes");
   nb::object torch = RunPython([&]() -> nb::object { return dtypes.attr("loaded_torch")(); });
   if (torch.is_none()) return;
@@ -113,6 +114,12 @@ bool TorchAccess::IsTensorSubclass(nb::handle value) const {
 std::optional<TensorMemory> TorchAccess::FindMemory(nb::handle value) const {
   if (api_ == nullptr) return std::nullopt;
   if (!value.type().is(tensor_type_) && !value.type().is(parameter_type_)) return std::nullopt;
+  // With the fields of torch's CheckpointableTensor it is a shard, which Python code describes.
+  PyObject** const fields = _PyObject_GetDictPtr(value.ptr());
+  if (fields != nullptr && *fields != nullptr &&
+      PyDict_Contains(*fields, global_shape_name_.ptr()) == 1) {
+    return std::nullopt;
+  }
   // Not the dtype of DLPack, which describes torch's uint4 as uint8.
   const core::DType dtype = CodeOf(value);
   if (dtype == core::DType::kUnknown || IsComplex(dtype) || IsNegated(value)) return std::nullopt;

@@ -133,6 +133,7 @@ class TorchAccess {
   nb::str dtype_name_;
   nb::str storage_name_;
   nb::str is_neg_name_;
+  nb::str global_shape_name_;
 };
 
 }  // namespace cairn::python

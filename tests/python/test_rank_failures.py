@@ -71,6 +71,64 @@ def test_a_meeting_place_that_fails_is_an_error_of_the_open(rank, path):
     resource.setrlimit(resource.RLIMIT_FSIZE, limit)
 
 
+@pytest.mark.parametrize("call", ["save", "save_async", "load", "delete", "pull"])
+@with_ranks(3)
+def test_ranks_that_do_not_make_a_call_are_named_after_a_short_deadline(rank, path, call):
+    gave_up = path.with_name("gave-up")
+    store = cairn.open(path, mode="a", arrival=0.2 if rank == 0 else 3600)
+    state = {"t": whole("even")}
+    store.save(1, state)
+    calls = {
+        "save": lambda: store.save(2, state),
+        "save_async": lambda: store.save_async(2, state),
+        "load": lambda: store.load(state),
+        "delete": lambda: store.delete(1),
+        "pull": lambda: store.pull(state, since=1),
+    }
+    if rank == 0:
+        text = f"ranks 1, 2 have not called {call}, which rank 0 has called"
+        with pytest.raises(cairn.Unavailable, match=text):
+            calls[call]()
+        gave_up.touch()
+    else:
+        wait_until(gave_up.exists)
+        with pytest.raises(cairn.Unavailable):
+            calls[call]()
+    with contextlib.suppress(cairn.Error):
+        store.abandon()
+
+
+@with_ranks(2)
+def test_ranks_that_make_different_calls_are_named(rank, path):
+    with cairn.open(path, mode="a") as store:
+        state = {"t": whole("even")}
+        store.save(1, state)
+        with pytest.raises(cairn.Invalid, match="different calls: rank 0 save, rank 1 load"):
+            store.load(state) if rank else store.save(2, state)
+        store.save(2, state)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@with_ranks()
+def test_the_cause_is_known_on_all_ranks_although_rank_0_has_closed_the_store(rank, path, is_async):
+    """Rank 0 refuses what the ranks hold, and closes the store before the others have asked."""
+    closed = path.with_name("closed")
+    store = cairn.open(path, mode="a")
+    store.save(1, {"t": torch.zeros(3)})
+    state = {"t": torch.zeros(3 + rank // 3)}
+    tuning = cairn.SaveTuning(differing="ignore")
+    with pytest.raises(cairn.Invalid, match="rank 3") as raised:
+        if is_async:
+            store.save_async(2, state, tuning=tuning).result()
+        else:
+            store.save(2, state, tuning=tuning)
+    assert raised.value.key == "t"
+    if rank == 0:
+        with contextlib.suppress(cairn.Error):
+            store.abandon()
+        closed.touch()
+
+
 @with_ranks()
 def test_what_goes_wrong_on_one_rank_is_raised_on_all(rank, path):
     mesh = init_device_mesh("cpu", (4,))

@@ -83,7 +83,7 @@ def test_a_tensor_that_differs_is_that_of_one_rank(rank, path):
     with cairn.open(path, mode="a") as store:
         state = {f"plain{i}": torch.full((256, 512), 10 * i + rank) for i in range(5)}
         store.save(1, state | {"replicated": replicated},
-            tuning=cairn.SaveTuning(chunk_bytes=65536))
+            tuning=cairn.SaveTuning(chunk_bytes=65536, differing="ignore"))
         assert len(store.keys()) == 6
         for key, got in store.read().items():
             assert len(got.unique()) == 1, key

@@ -18,7 +18,7 @@ from cairn._save.options import SaveOptions
 
 STUB = ast.parse(Path(_cairn.__file__).with_name("_cairn.pyi").read_text())
 REPORTS = [name for name in cairn.__all__ if getattr(_cairn, name, None) is getattr(cairn, name)]
-NOT_OF_ALL_RANKS = {"ignore_frozen", "records", "parent", "run"}
+NOT_OF_ALL_RANKS = {"differing", "ignore_frozen", "records", "parent", "run"}
 """Fields of the table that C++ does not get, or only from rank 0."""
 
 

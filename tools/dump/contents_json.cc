@@ -20,7 +20,8 @@ namespace {
 using schema::DType;
 
 bool IsComplex(DType dtype) {
-  return dtype == DType::kComplex32 || dtype == DType::kComplex64 || dtype == DType::kComplex128;
+  return dtype == DType::kComplex32 || dtype == DType::kBComplex32 || dtype == DType::kComplex64 ||
+         dtype == DType::kComplex128;
 }
 
 bool IsFloat(DType dtype) {

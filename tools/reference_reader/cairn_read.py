@@ -570,7 +570,7 @@ float16=<f2 bfloat16=<u2 float32=<f4 float64=<f8 complex32=pair complex64=<c8 co
 float8_e4m3fn=|u1 float8_e4m3fnuz=|u1 float8_e5m2=|u1 float8_e5m2fnuz=|u1 float8_e8m0fnu=|u1
 float4_e2m1fn_x2=|u1 uint1=|u1 uint2=|u1 uint3=|u1 uint4=|u1 uint5=|u1 uint6=|u1 uint7=|u1 int1=|u1
 int2=|u1 int3=|u1 int4=|u1 int5=|u1 int6=|u1 int7=|u1 bits8=|u1 bits16=<u2 bits1x8=|u1 bits2x4=|u1
-bits4x2=|u1""".split())
+bits4x2=|u1 bcomplex32=<u4""".split())
 ]  # fmt: skip
 
 # structure.fbs

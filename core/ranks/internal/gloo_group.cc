@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <exception>
 #include <new>
+#include <set>
 
 namespace cairn::core::internal {
 namespace {
@@ -212,6 +213,25 @@ class GlooGroup::Transfers {
 
   size_t incoming_count() const { return incoming_.size(); }
 
+  /// Returns which ranks have sent nothing, after the error of a receive: those ranks have not made
+  /// the call, or have failed. Closes the group.
+  std::string DescribeAbsent(size_t failed) {
+    std::set<int> absent = {incoming_[failed].peer};
+    for (size_t i = failed + 1; i < incoming_.size(); ++i) {
+      // Does not wait, and succeeds for a buffer that has been filled.
+      const auto begun =
+          Guarded([] { return std::string(); },
+                  [&] {
+                    const Part& part = incoming_[i];
+                    waits_.Received(part.is_guarded() ? *part.guard : *part.bytes, Deadline());
+                  });
+      if (!begun) absent.insert(incoming_[i].peer);
+    }
+    return fmt::format(" ({} not made this call)",
+                       absent.size() == 1 ? fmt::format("rank {} has", *absent.begin())
+                                          : fmt::format("ranks {} have", fmt::join(absent, ", ")));
+  }
+
  private:
   struct Part {
     Part(int from_or_to, uint64_t length) : peer(from_or_to), length_bytes(length) {}
@@ -305,7 +325,13 @@ Result<void> GlooGroup::Exchange(const GlooCall& call, std::span<const ByteView>
     CAIRN_TRY(ForEachPart(sent[static_cast<size_t>(peer)],
                           [&](ByteView part) { return transfers.BeginSend(peer, part); }));
   }
-  for (size_t i = 0; i < transfers.incoming_count(); ++i) CAIRN_TRY(transfers.FinishReceive(i));
+  for (size_t i = 0; i < transfers.incoming_count(); ++i) {
+    Result<void> done = transfers.FinishReceive(i);
+    if (done) continue;
+    Error error = std::move(done).error();
+    error.message += transfers.DescribeAbsent(i);
+    return Fail(std::move(error));
+  }
   return transfers.FinishSends();
 }
 

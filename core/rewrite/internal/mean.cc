@@ -170,6 +170,7 @@ MeanKind MeanKindOf(schema::DType dtype) {
     case DType::kComplex32:
       return MeanKind::kFloat16;
     case DType::kBFloat16:
+    case DType::kBComplex32:
       return MeanKind::kBFloat16;
     case DType::kFloat32:
     case DType::kComplex64:

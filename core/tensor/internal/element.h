@@ -107,12 +107,12 @@ struct BoolElement {
   static constexpr size_t kBytes = 1;
   static Value Load(const std::byte* bytes) { return bytes[0] != std::byte{0}; }
 };
-struct ComplexHalfElement {
+template <float (*kConvert)(uint16_t)>
+struct ComplexPairElement {
   using Value = std::complex<float>;
   static constexpr size_t kBytes = 4;
   static Value Load(const std::byte* bytes) {
-    return {HalfToFloat(LoadElement<uint16_t>(bytes)),
-            HalfToFloat(LoadElement<uint16_t>(bytes + 2))};
+    return {kConvert(LoadElement<uint16_t>(bytes)), kConvert(LoadElement<uint16_t>(bytes + 2))};
   }
 };
 /// Two 4-bit floats in one byte: has no Load, because it is two values.
@@ -175,7 +175,9 @@ bool VisitDType(schema::DType dtype, const Visit& visit) {
     case DType::kFloat64:
       return VisitElement<NumberElement<double>>(visit);
     case DType::kComplex32:
-      return VisitElement<ComplexHalfElement>(visit);
+      return VisitElement<ComplexPairElement<HalfToFloat>>(visit);
+    case DType::kBComplex32:
+      return VisitElement<ComplexPairElement<BFloat16ToFloat>>(visit);
     case DType::kComplex64:
       return VisitElement<NumberElement<std::complex<float>>>(visit);
     case DType::kComplex128:

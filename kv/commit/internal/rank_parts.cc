@@ -109,6 +109,8 @@ Result<void> PreparePart(StepAttempt& attempt, const StepSummary& summary) {
   attempt.failed = true;
   CAIRN_TRY(attempt.SealSegments());
   if (!SessionIsOpen(attempt)) {
+    const auto outcome = FindOutcome(*attempt.store->storage, attempt.attempt);
+    if (outcome && !outcome->generation) return Fail(outcome->generation.error());
     return Fail(Error{.code = ErrorCode::kUnavailable,
                       .message = "the attempt was aborted: rank 0 has closed the store, or another "
                                  "job has taken it over",

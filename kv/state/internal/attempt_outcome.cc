@@ -150,9 +150,14 @@ void RecordAttempt(const std::string& attempt, std::deque<std::string>& attempts
   if (std::ranges::find(attempts, attempt) == attempts.end()) attempts.push_back(attempt);
 }
 
-void ForgetAttempt(Storage& storage, const std::string& attempt) {
-  const auto names = storage.List(NameOf(attempt, ""));
+void ForgetAttempt(Storage& storage, const std::string& attempt, bool keeps_failure) {
+  auto names = storage.List(NameOf(attempt, ""));
   if (!names) return;
+  const auto outcome = std::ranges::find(*names, OutcomeName(attempt));
+  if (keeps_failure && outcome != names->end()) {
+    const auto found = FindOutcome(storage, attempt);
+    if (found && !found->generation) names->erase(outcome);
+  }
   (void)ForEachRequest(storage, names->size(), [&](size_t i) -> Result<void> {
     if (IsPendingName((*names)[i])) (void)storage.Remove((*names)[i]);
     return {};

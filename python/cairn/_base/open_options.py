@@ -63,12 +63,14 @@ class OpenOptions(NamedTuple):
     credentials: Credentials = None
     fallback: tuple[str, ...] = ()
     progress: Progress = False
+    arrival: float = 300.0
 
     def check(self, mode: str) -> None:
         if self.take_over and mode == "r":
             raise Invalid("take_over requires mode 'a'; readers never conflict with a writer")
-        if not self.timeout > 0:
-            raise Invalid(f"timeout={self.timeout}: a positive number of seconds is needed")
+        for name, seconds in (("timeout", self.timeout), ("arrival", self.arrival)):
+            if not seconds > 0:
+                raise Invalid(f"{name}={seconds}: a positive number of seconds is needed")
 
     def check_picklable(self) -> None:
         if self.credentials is None:

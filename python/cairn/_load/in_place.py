@@ -40,6 +40,7 @@ def load(
     ignore_frozen: bool,
 ) -> LoadReport:
     """See `Store.load`."""
+    opened.ranks.begin("load")
     place = locate(opened, opened.number(step), opened.tiers)
     report = load_from(opened, place, state, options, prefix, ignore_frozen)
     opened.ranks.warn()

@@ -17,7 +17,13 @@ from cairn._base import devices, dtypes
 from cairn._base.tree import LIST, MAPPINGS, NUMPY_SCALAR
 from cairn._load.contents import stored_name
 from cairn._ranks.ranks import Ranks
-from cairn._ranks.sharded import MeshShard, Shards, describes_shards, is_sharded
+from cairn._ranks.sharded import (
+    MeshShard,
+    Shards,
+    describes_shards,
+    is_checkpointable,
+    is_sharded,
+)
 from cairn._tensors.contents import (
     Leaf,
     TensorLeaf,
@@ -237,7 +243,7 @@ class OtherLeaves:
                 check_no_pickle(leaf, self._step)
             self._check_replaceable(node, leaf)
             self.values[node] = leaf
-        elif describes_shards(value):
+        elif describes_shards(value) or is_checkpointable(value):
             self._request_shard(index, leaf, value)
         elif is_torch_tensor(value) and value.device.type == "meta":
             self._add_meta(node, index, leaf, value)

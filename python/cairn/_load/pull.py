@@ -67,6 +67,7 @@ def pull(
 ) -> PullReport:
     """See `Store.pull`."""
     since, prefix, ranks = step_number(since), clean_prefix(prefix), opened.ranks
+    ranks.begin("pull")
     native, number = _both(opened, since, opened.number(step))
 
     options = LoadOptions(

@@ -53,6 +53,7 @@ class Opened:
         self.pid = os.getpid()
         self.is_closed = False
         self.ranks = choose_ranks(process_group, options.alone, options.timeout)
+        self.ranks.arrival = min(options.timeout, options.arrival)
         if mode == "a":
             close_abandoned(given)
         # A reader uses the first store that exists.

@@ -59,8 +59,8 @@ def await_all_ranks(group: ProcessGroup, timeout: float) -> None:
         ) from error
     if missing:
         raise Unavailable(
-            f"{_named(missing)} did not open the store within {timeout:g} s: see whether it has "
-            "ended, or open the store with a larger timeout="
+            f"{named_ranks(missing)} did not open the store within {timeout:g} s: see whether it "
+            "has ended, or open the store with a larger timeout="
         )
 
 
@@ -75,7 +75,7 @@ def _missing_ranks(store: Any, ranks: range, timeout: float) -> list[int]:
         return [rank for rank, key in zip(ranks, keys, strict=True) if not store.check([key])]
 
 
-def _named(ranks: list[int]) -> str:
+def named_ranks(ranks: list[int]) -> str:
     shown = ", ".join(map(str, ranks[:8]))
     more = f" and {len(ranks) - 8} others" if len(ranks) > 8 else ""
     return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}{more}"

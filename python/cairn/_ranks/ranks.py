@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable
@@ -53,9 +54,13 @@ class Ranks:
         """Where torch allocates tensors for the group; None for a single process."""
         self.timeout = timeout
         """Seconds that ranks wait for each other."""
+        self.arrival = timeout
+        """Seconds that ranks wait for the others to begin the same call."""
+        self._call, self._is_first_exchange = "", False
         self._nccl_objection = nccl_objection
         self._bound_device = bound_device
         self._warning: str | None = None
+        self.has_warned_of_contents = False
         self._has_nccl: bool | None = None
         """None until a call has tensors on devices; after that, equal on all ranks."""
         self.transport = (
@@ -85,6 +90,12 @@ class Ranks:
         # distinct.
         local_rank = next(iter(self._numbers), 0)
         return [{local_rank: 0, 0: local_rank}.get(rank, rank) for rank in global_ranks]
+
+    def begin(self, call: str) -> None:
+        """States that this rank begins a call that all ranks make. Its first exchange takes at most
+        `arrival` seconds, and raises Unavailable with the ranks that have not come, or Invalid if
+        ranks make different calls."""
+        self._call, self._is_first_exchange = call, True
 
     def exchange(self, work: Callable[[], bytes]) -> list[bytes]:
         """Returns what ``work()`` returns on each rank, in the order of ranks. Collective.
@@ -212,6 +223,12 @@ class Ranks:
         if text is not None:
             warnings.warn(text, RuntimeWarning, stacklevel=3)
 
+    def warn_of_contents(self, text: str) -> None:
+        """The warning, once and of rank 0, that ranks hold different data. Called on all ranks."""
+        self.has_warned_of_contents = True
+        if self.rank == 0:
+            self._warning = text
+
     def _connect_nccl(self, device: int) -> str | None:
         """Why the connection failed, equal on all ranks; None if the ranks are connected."""
         from cairn._ranks import nccl
@@ -239,19 +256,26 @@ class Ranks:
 
     def _exchange(self, work: Callable[[], bytes]) -> list[bytes]:
         failure: Exception | None = None
-        message = b""
+        call = self._call.encode() + b"\0"
         try:
-            message = _OK + work()
+            message = call + _OK + work()
         except Exception as error:
             failure = error
-            message = _FAILED + _encode(error)
+            message = call + _FAILED + _encode(error)
+        is_first, self._is_first_exchange = self._is_first_exchange, False
         try:
-            reports = self.communicator.all_gather(message)
+            reports = self.communicator.all_gather(message, self.arrival if is_first else None)
         except Error as broken:
             if failure is not None:
                 raise failure from broken
+            if is_first:
+                raise self._described_absence(broken) from broken
             raise
-        if failure is None:
+        calls, reports = zip(*(report.split(b"\0", 1) for report in reports))
+        if len(set(calls)) > 1:
+            named = ", ".join(f"rank {rank} {one.decode()}" for rank, one in enumerate(calls))
+            failure = Invalid(f"the ranks make different calls: {named}")
+        elif failure is None:
             failed = (rank for rank, report in enumerate(reports) if report[:1] == _FAILED)
             first = next(failed, None)
             failure = None if first is None else _decode(first, reports[first][1:])
@@ -259,6 +283,15 @@ class Ranks:
             failure._agreed_by = self
             raise failure
         return [report[1:] for report in reports]
+
+    def _described_absence(self, error: Error) -> Error:
+        absent = re.search(r"\((ranks? [^()]*) not made this call\)", str(error))
+        if absent is None:
+            return error
+        return Unavailable(
+            f"{absent[1]} not called {self._call}, which rank {self.rank} has called: all ranks "
+            f"make the same calls in the same order ({error})"
+        )
 
     def run_together(self, work: Callable[[], T]) -> T:
         """Returns the result of ``work()`` after it has succeeded on every rank. Collective.

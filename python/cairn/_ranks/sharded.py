@@ -1,9 +1,10 @@
 """DTensor, ShardedTensor and other sharded objects: the part of a global tensor on this rank, as
 C++ describes it.
 
-Other objects are those that describe their shards to torch.distributed.checkpoint, such as
-LocalShardsWrapper, which torchrec places into DTensors: their class has `__create_write_items__`,
-`__create_chunk_list__` and `__get_tensor_shard__`.
+Other objects are those that describe their shards to torch.distributed.checkpoint: as
+LocalShardsWrapper, which torchrec places into DTensors, whose class has `__create_write_items__`,
+`__create_chunk_list__` and `__get_tensor_shard__`; or as torch's `CheckpointableTensor`, a tensor
+with the fields `global_shape`, `global_offsets`, `local_offsets` and `local_sizes`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 REPLICATE, SHARD, STRIDED_SHARD = range(3)  # core::Placement::Kind
+
+
+Sharding = tuple[Any, ...]
+"""(shape, mesh, placements), or (shape, None, parts), as C++ takes it."""
 
 
 class MeshShard(NamedTuple):
@@ -42,6 +47,8 @@ class BoxShard(NamedTuple):
     global_shape: tuple[int, ...]
     boxes: tuple[tuple[tuple[int, ...], tuple[int, ...], torch.Tensor], ...]
     """(offsets, sizes, memory) of each shard."""
+    may_be_copy: bool = False
+    """Whether other ranks may hold the same shards."""
 
 
 def class_of(module: str, name: str) -> type | None:
@@ -67,11 +74,31 @@ def describes_shards(value: Any) -> bool:
     return all(hasattr(type(value), name) for name in _SHARD_METHODS)
 
 
+def is_checkpointable(value: Any) -> bool:
+    """True for a tensor with the fields of torch's CheckpointableTensor, whatever the version."""
+    return (
+        hasattr(value, "global_shape")  # few objects have it
+        and all(hasattr(value, name) for name in _SHARD_FIELDS)
+        and isinstance(value, class_of("torch", "Tensor") or ())
+    )
+
+
+def global_shape_of(value: Any) -> tuple[int, ...]:
+    """The shape of the global tensor of which a sharded object holds a part."""
+    return tuple(value.global_shape if is_checkpointable(value) else value.shape)
+
+
+_SHARD_FIELDS = ("global_offsets", "local_offsets", "local_sizes")
 _SHARD_METHODS = ("__create_write_items__", "__create_chunk_list__", "__get_tensor_shard__")
 
 
 def is_sharded(value: Any) -> bool:
-    return is_dtensor(value) or is_sharded_tensor(value) or describes_shards(value)
+    return (
+        is_dtensor(value)
+        or is_sharded_tensor(value)
+        or describes_shards(value)
+        or is_checkpointable(value)
+    )
 
 
 def local_of(dtensor: Any) -> torch.Tensor:
@@ -110,6 +137,8 @@ class Shards:
         """By id. The DeviceMesh is kept alive, so that its id remains unique."""
         self.groups: dict[str, list[int]] = {}
         """Ranks that hold one copy of each tensor that is described as boxes, by FQN."""
+        self.copied: dict[str, Sharding] = {}
+        """The shardings of shards that other ranks may hold too, by FQN."""
 
     @property
     def is_alone(self) -> bool:
@@ -124,6 +153,8 @@ class Shards:
         """The part of the tensor on this rank. Raises Invalid."""
         if describes_shards(value):
             return self._described(value, fqn)
+        if is_checkpointable(value):
+            return self._checkpointable(value, fqn)
         return self._dtensor(value, fqn) if is_dtensor(value) else self._boxes(value, fqn)
 
     def is_complete(self, shard: MeshShard, fqn: str) -> bool:
@@ -186,6 +217,32 @@ class Shards:
             if shard.numel() > 0:
                 boxes.append((tuple(chunk.offsets), tuple(chunk.sizes), shard))
         return BoxShard(sizes.pop(), tuple(boxes))
+
+    def _checkpointable(self, value: Any, fqn: str) -> BoxShard:
+        if value.device.type == "meta":
+            raise refuse(fqn, "a CheckpointableTensor on the meta device", "give it memory")
+        shape, memory = tuple(value.global_shape), value.detach()
+        boxes = []
+        try:
+            for fields in zip(
+                value.global_offsets, value.local_offsets, value.local_sizes, strict=True
+            ):
+                offsets, inside, sizes = map(tuple, fields)
+                bounds = zip(offsets, inside, sizes, shape, memory.shape, strict=True)
+                if any(
+                    min(at, start, size) < 0 or at + size > whole or start + size > local
+                    for at, start, size, whole, local in bounds
+                ):
+                    raise ValueError(f"a shard of {sizes} at {offsets} and {inside} is outside")
+                if 0 not in sizes:
+                    spans = tuple(slice(at, at + size) for at, size in zip(inside, sizes))
+                    boxes.append((offsets, sizes, memory[spans]))
+        except ValueError as error:
+            raise refuse(
+                fqn, f"a CheckpointableTensor with wrong fields ({error})", "correct them"
+            ) from None
+        self.groups[fqn] = self.all_ranks
+        return BoxShard(shape, tuple(boxes), may_be_copy=True)
 
     def _group_of(self, value: Any, fqn: str) -> list[int]:
         """The ranks that hold one copy of an object that describes its shards."""

@@ -9,7 +9,7 @@ from cairn import _cairn
 from cairn._base.dtypes import is_numpy_text
 from cairn._base.tree import STRING_KEY, key_of
 from cairn._ranks.ranks import Ranks
-from cairn._ranks.sharded import Shards
+from cairn._ranks.sharded import Sharding, Shards
 from cairn._tensors.host_copies import HostCopies
 from cairn._tensors.sources import Sources
 from cairn.errors import Invalid, Refusals
@@ -21,6 +21,8 @@ class FlatState(NamedTuple):
     batch: _cairn.Batch
     groups: dict[str, list[int]]
     """Ranks that hold one copy of each tensor that is described as boxes, by FQN."""
+    copied: dict[str, Sharding]
+    """The shardings of shards that other ranks may hold too, by FQN."""
     patterns: list[str]
     """The patterns that selected it; empty if it is the complete state."""
 
@@ -81,4 +83,4 @@ def flatten(
     except Invalid as error:
         refusals.add(error)
     refusals.raise_all()
-    return FlatState(batch, shards.groups, patterns)
+    return FlatState(batch, shards.groups, shards.copied, patterns)

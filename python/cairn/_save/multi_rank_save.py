@@ -9,7 +9,8 @@ complete layouts, and handle three cases that C++ cannot detect from one rank:
 - A DTensor of which several meshes hold a copy each (tensor parallelism with one mesh per replica)
   is treated as one DTensor on a mesh with an additional dimension.
 - A ShardedTensor, or another object with shards, of which several groups of ranks hold a copy each
-  is written by the first group.
+  is written by the first group. A shard of a CheckpointableTensor that several ranks hold is
+  written by the lowest of them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from cairn import _cairn
+from cairn._ranks.arrival import named_ranks
 from cairn._ranks.ranks import Ranks
 from cairn._ranks.sharded import REPLICATE
 from cairn._save.flatten import FlatState
@@ -39,28 +41,90 @@ class _Holder(NamedTuple):
 
 
 def prepare_together(
-    ranks: Ranks, prepare: Callable[[], tuple[dict[str, Any], FlatState]]
+    ranks: Ranks,
+    prepare: Callable[[], tuple[dict[str, Any], FlatState]],
+    differing: str | None,
 ) -> tuple[dict[str, Any], FlatState]:
     """Returns this rank's arguments and state, checked against the other ranks. Collective.
 
     ``prepare()`` returns the arguments and state; if it raises on one rank, all ranks raise. Raises
-    Invalid if the arguments differ, or if the patterns match nothing.
+    Invalid if the arguments differ, if the patterns match nothing, or if ranks hold different data
+    under one key and ``differing`` (`SaveTuning.differing`) does not permit it.
     """
 
     def prepare_local() -> tuple[tuple[dict[str, Any], FlatState], Any]:
         prepared = prepare()
-        digest = "" if ranks.world_size == 1 else _digest(_layout(*prepared))
-        return prepared, (len(prepared[1].batch) > 0, digest)
+        layout, contents = "", [None, None]
+        if ranks.world_size > 1:
+            layout = _digest(_layout(*prepared))
+            if any(checked):
+                sums = prepared[1].batch.take_samples(prepared[0]["step"], elements_at)
+                contents = [one if is_checked else None for one, is_checked in zip(sums, checked)]
+        return prepared, (len(prepared[1].batch) > 0, differing, layout, *contents)
 
+    # Values, tensors.
+    checked = (
+        differing == "refuse" or (differing != "ignore" and not ranks.has_warned_of_contents),
+        differing in (None, "refuse") or (differing == "warn" and not ranks.has_warned_of_contents),
+    )
     prepared, replies = ranks.run_and_exchange(prepare_local)
     flat = prepared[1]
+    has_leaves, given, layout, *contents = map(set, zip(*replies))
+    if len(given) > 1:
+        raise Invalid("SaveTuning(differing=) is not the same on all ranks")
     # A mistyped pattern must not silently save nothing.
-    if flat.patterns and not any(has_leaves for has_leaves, _ in replies):
+    if flat.patterns and not any(has_leaves):
         raise Invalid(f"no key of the state matches {flat.patterns}: there is nothing to save")
-    if len({digest for _, digest in replies}) > 1:
+    if any(len(sums) > 1 for sums in contents):
+        _check_equal(ranks, flat, differing, checked)
+    if len(layout) > 1 or flat.copied:
         layouts = ranks.exchange_values(lambda: _layout(*prepared))
         _set_shardings(flat, layouts, ranks.rank)
     return prepared
+
+
+def elements_at(tensor: Any, runs: list[tuple[int, int]]) -> bytes:
+    """Elements of a tensor in device memory: their first positions in row-major order, and their
+    numbers."""
+    import torch
+
+    flat = tensor.detach().reshape(-1)
+    positions = torch.tensor([begin + i for begin, count in runs for i in range(count)])
+    picked = flat[positions.to(tensor.device)].cpu()
+    return picked.view(torch.uint8).numpy().tobytes()
+
+
+def _check_equal(
+    ranks: Ranks, flat: FlatState, differing: str | None, checked: tuple[bool, bool]
+) -> None:
+    """Refuses or reports the keys under which ranks hold different data. Collective."""
+    held: dict[tuple[str, bool], dict[int, int]] = {}
+    for rank, one in enumerate(ranks.exchange_values(flat.batch.samples)):
+        for fqn, is_tensor, digest in one:
+            if checked[is_tensor]:
+                held.setdefault((fqn, is_tensor), {})[rank] = digest
+    found = []
+    for (fqn, is_tensor), digests in held.items():
+        lowest = min(digests)
+        others = [rank for rank, digest in digests.items() if digest != digests[lowest]]
+        if others:
+            found.append((not is_tensor, fqn, lowest, others))
+    for is_value, fqn, lowest, others in sorted(found):
+        refuses = differing == "refuse" or (differing is None and not is_value)
+        text = (
+            f"{named_ranks(others)} hold{'s' if len(others) == 1 else ''} "
+            f"{'another value' if is_value else 'other data'} than rank {lowest} under this key"
+            + (f" (and so do ranks under {len(found) - 1} other keys)" if len(found) > 1 else "")
+            + ", and a step stores one: give each rank a key of its own, such as "
+            'f"name.{rank}", make them equal, or save with SaveTuning(differing="warn")'
+        )
+        if refuses:
+            raise Invalid(text, key=fqn)
+        ranks.warn_of_contents(f"'{fqn}': {text.removesuffix(_WAY_OUT)}")
+        return
+
+
+_WAY_OUT = ', make them equal, or save with SaveTuning(differing="warn")'
 
 
 def _digest(layout: list[Any]) -> str:
@@ -73,7 +137,8 @@ def _digest(layout: list[Any]) -> str:
 
 
 def _layout(arguments: dict[str, Any], flat: FlatState) -> list[Any]:
-    return [arguments, *flat.batch.layout(), flat.groups]
+    boxes = {fqn: [part[:2] for part in parts] for fqn, (*_, parts) in flat.copied.items()}
+    return [arguments, *flat.batch.layout(), flat.groups, boxes]
 
 
 def _set_shardings(flat: FlatState, layouts: list[list[Any]], rank: int) -> None:
@@ -96,12 +161,21 @@ def _set_shardings(flat: FlatState, layouts: list[list[Any]], rank: int) -> None
         if mesh is not None and mesh not in meshes:
             meshes[mesh] = _cairn.Mesh(*mesh)
         flat.batch.set_sharding(fqn, (shape, None if mesh is None else meshes[mesh], rest))
+    for fqn, (shape, _, parts) in flat.copied.items():
+        written = {
+            (tuple(offsets), tuple(sizes))
+            for layout in layouts[:rank]
+            for offsets, sizes in layout[4].get(fqn, [])
+        }
+        own = [part for part in parts if part[:2] not in written]
+        if len(own) < len(parts):
+            flat.batch.set_sharding(fqn, (shape, None, own))
 
 
 def _holders(layouts: list[list[Any]]) -> dict[str, list[_Holder]]:
     """The holders of each tensor by FQN, in the order of ranks."""
     holders: dict[str, list[_Holder]] = {}
-    for rank, (_, meshes, tensors, groups) in enumerate(layouts):
+    for rank, (_, meshes, tensors, groups, _) in enumerate(layouts):
         for fqn, form, shape, placements in tensors:
             sizes, members = meshes[form] if form >= 0 else ([], groups.get(fqn, []))
             if form >= 0 and rank not in members:

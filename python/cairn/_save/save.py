@@ -17,7 +17,7 @@ from cairn._save.multi_rank_save import prepare_together
 from cairn._save.options import SaveOptions
 from cairn._tensors.host_copies import HostCopies
 from cairn._tensors.stateful import StatefulAdapter
-from cairn.errors import Conflict
+from cairn.errors import Conflict, Invalid
 
 if TYPE_CHECKING:
     from cairn._base.progress import Progress
@@ -33,8 +33,9 @@ def save(
     copies = opened.copies if len(opened.copies) > 0 else None
     with nullcontext() if copies is None else opened.copies_lock:
         mirrors = opened.checked_mirrors(mirror)
-        prepared = _begin(opened, step, state, options, copies)
+        prepared = _begin(opened, "save", step, state, options, copies)
         report = opened.native.save(**prepared.arguments)
+        opened.ranks.warn()
     opened.mirrors.submit(report.step, mirrors, None, options.overwrite)
     return report
 
@@ -50,7 +51,7 @@ def save_async(
     """See `Store.save_async`."""
     mirrors = opened.checked_mirrors(mirror)
     with opened.copies_lock:
-        prepared = _begin(opened, step, state, options, opened.copies)
+        prepared = _begin(opened, "save_async", step, state, options, opened.copies)
         # The store keeps them alive even if Ctrl-C arrives before there is a handle.
         tensors = prepared.batch.device_owners()
         opened.unstaged.append(tensors)
@@ -63,14 +64,21 @@ def save_async(
     follow = Follow(progress, opened.ranks.rank, opened.mirrors, copies)
     opened.last_save = SaveHandle(native, prepared.step, tensors, prepared.streams, follow)
     opened.unstaged = [tensors]  # earlier saves have ended
+    opened.ranks.warn()
     return opened.last_save
 
 
 def _begin(
-    opened: Opened, step: int, state: Any, options: SaveOptions, copies: HostCopies | None
+    opened: Opened,
+    call: str,
+    step: int,
+    state: Any,
+    options: SaveOptions,
+    copies: HostCopies | None,
 ) -> PreparedSave:
     opened.map_checks.raise_found()
     opened.begin_change()
+    opened.ranks.begin(call)
     return prepare_save(opened.native, opened.ranks, step, state, options, copies)
 
 
@@ -117,7 +125,10 @@ def prepare_save(
             adapter.state, allow_pickle, ranks, patterns, copies, devices=True
         )
 
-    arguments, flat = prepare_together(ranks, prepare)
+    differing = options.tuned("differing")
+    if differing not in (None, "refuse", "warn", "ignore"):
+        raise Invalid(f"differing={differing!r}: give 'refuse', 'warn' or 'ignore'")
+    arguments, flat = prepare_together(ranks, prepare, differing)
     streams = current_streams(flat.batch.devices())
     arguments.update(batch=flat.batch, deadline=ranks.timeout, streams=streams, **annotations)
     return PreparedSave(arguments["step"], flat.batch, streams, arguments)

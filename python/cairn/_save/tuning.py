@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from cairn._base.patterns import Patterns, pattern_list
 
@@ -42,6 +42,10 @@ class SaveTuning:
     so that ``wait_staged`` returns after that copy."""
     records: Mapping[str, bytes] | None = None
     """Of rank 0: bytes to store with the step by name (:meth:`cairn.Store.record`)."""
+    differing: Literal["refuse", "warn", "ignore"] | None = None
+    """What happens if ranks hold different plain tensors or values under one key, of which a step
+    stores those of one rank (docs/python-ranks.md). By default, tensors are refused, and the first
+    save with such values warns."""
     parent: int | None = None
     """Of rank 0: the step from which this one continues; by default the one that this store has
     loaded or saved last, otherwise its newest one (docs/versions.md)."""
@@ -52,7 +56,7 @@ class SaveTuning:
         """The keyword arguments of `_cairn.Store.save`. They must be equal on all ranks, so what is
         of rank 0 is not among them (`SaveOptions.annotations`)."""
         arguments = {**vars(self), "unchanged": pattern_list(self.unchanged)}
-        for name in ("ignore_frozen", "records", "parent", "run"):
+        for name in ("ignore_frozen", "records", "differing", "parent", "run"):
             del arguments[name]
         if isinstance(self.deltas, bool):
             arguments["deltas"] = DEFAULT_DELTAS if self.deltas else 0

@@ -112,6 +112,8 @@ class Sources:
             parts.append((offsets, sizes, source.strides, source.address, source.device))
             owners.append(source.owner)
         sharding = (shard.global_shape, None, parts)
+        if shard.may_be_copy:
+            self._shards.copied[fqn] = sharding
         return Source(TENSOR, code, (0,), (1,), 0, HOST, owners, sharding)
 
     def _boxed(self, value: BoxedTensor, fqn: str) -> Source:

@@ -86,6 +86,7 @@ class Resume:
     def run(self, step: int | None) -> ResumedStep | None:
         """Loads `step` or the latest one, and returns its number; None if there is no step."""
         self._options.check()
+        self._ranks.begin("resume")
         own_tiers = self._open_tiers()
         try:
             for number in self._candidates(step):

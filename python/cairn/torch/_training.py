@@ -81,7 +81,9 @@ def resume(
     state, parts = _state_of(store, model, optimizer, scheduler, scaler, dataloader, rng, more)
     number = store.opened.number(base)
     options = ResumeOptions(strict, "raise", (), parts, number, strip_wrappers=True)
-    found = Resume(store, state, options).run(store.opened.number(step))
+    resuming = Resume(store, state, options)
+    found = resuming.run(store.opened.number(step))
+    resuming.warn()
     for key in () if found is None else more or ():
         more[key] = state[key]
     return Start(found)

@@ -31,6 +31,7 @@ TEST(DTypeTableTest, CodesOnDiskAreFrozen) {
   EXPECT_EQ(static_cast<int>(DType::kFloat32), 12);
   EXPECT_EQ(static_cast<int>(DType::kFloat8E8M0FNU), 21);
   EXPECT_EQ(static_cast<int>(DType::kBits4x2), 41);
+  EXPECT_EQ(static_cast<int>(DType::kBComplex32), 42);
 }
 
 TEST(TensorTest, CountsElements) {

@@ -310,6 +310,27 @@ TEST_F(TwoRanksTest, NobodyRemovesAnythingWhileTheOutcomeIsUnknown) {
   ExpectSound(*snapshot);
 }
 
+// The rank was told only that rank 0 had closed the store, if it was slower than that.
+TEST_F(TwoRanksTest, TheCauseOfAFailureRemainsWhenRank0ClosesTheStore) {
+  const Error cause{.code = ErrorCode::kInvalidArgument, .message = "the cause", .key = "w"};
+  for (const bool is_prepared : {false, true}) {
+    if (is_prepared) CAIRN_ASSERT_OK(part_->Prepare({}));
+    CAIRN_ASSERT_OK(writer_->FailAttempt(attempt_, 0, cause));
+    CAIRN_ASSERT_OK(writer_->Close());
+    if (!is_prepared) {
+      EXPECT_THAT(part_->Prepare({}), IsError(ErrorCode::kInvalidArgument, "the cause"));
+    } else {
+      EXPECT_THAT(part_->AwaitDecision(), IsError(ErrorCode::kInvalidArgument, "the cause"));
+    }
+    part_.reset();
+    OpenWriter();  // which removes what remains
+    EXPECT_TRUE(std::filesystem::is_empty(path() + "/pending"));
+    other_ = Join();
+    attempt_ = writer_->NextAttempt(1);
+    part_ = Begin(*other_, 1, attempt_);
+  }
+}
+
 TEST_F(TwoRanksTest, APartThatMayHaveBeenCommittedIsNotRemoved) {
   CAIRN_ASSERT_OK(part_->Prepare({}));
   {

@@ -1,0 +1,107 @@
+"""What ranks hold under one key, but a step stores of one of them: refused, or one warning."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from dtensors import sharded, whole
+from ranks import with_ranks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard
+
+import cairn
+from cairn import SaveTuning
+
+REFUSE, WARN, IGNORE = (SaveTuning(differing=one) for one in ("refuse", "warn", "ignore"))
+
+
+def state_of(rank: int, differs: int = 2) -> dict:
+    """`differs`: the rank with another expert."""
+    return {
+        "same": torch.arange(100_000.0),
+        "expert": torch.full((300, 300), float(rank == differs)),
+        "array": np.arange(5),
+        f"own.{rank}": torch.full((5,), float(rank)),
+        "t": sharded(whole("even"), init_device_mesh("cpu", (4,)), (Shard(0),)),
+    }
+
+
+@with_ranks()
+def test_tensors_that_differ_are_refused_by_default(rank, path):
+    with cairn.open(path, mode="a") as store:
+        for save in (store.save, store.save_async):
+            with pytest.raises(cairn.Invalid, match="rank 2 holds other data than rank 0") as error:
+                save(1, state_of(rank))
+            assert error.value.key == "expert"
+        with pytest.raises(cairn.Invalid, match="ranks 1, 2, 3 hold other data than rank 0"):
+            store.save(1, state_of(rank, differs=0))
+        with pytest.raises(cairn.Invalid, match="under 1 other key"):
+            store.save(1, {**state_of(rank), "array": np.arange(5) + rank})
+        with pytest.raises(cairn.Invalid, match="rank 3 holds") as error:  # not of rank 0
+            store.save(1, {"late": torch.full((7,), float(rank == 3))} if rank > 0 else {})
+        assert error.value.key == "late"
+        assert store.steps() == []
+        store.save(1, state_of(rank, differs=9))  # the store is as good as before
+        store.save(2, state_of(rank), tuning=IGNORE)
+        assert store.read("expert")["expert"].sum() == 0
+
+
+@with_ranks()
+def test_a_transposed_copy_is_equal(rank, path):
+    with cairn.open(path, mode="a") as store:
+        value = torch.arange(90_000.0).reshape(300, 300)
+        for step in range(3):
+            store.save(step, {"w": value.t().contiguous().t() if rank % 2 else value})
+
+
+@with_ranks(2)
+def test_values_that_differ_cause_one_warning(rank, path):
+    with cairn.open(path, mode="a") as store:
+        state = {"w": torch.ones(5), "position": rank, "long": bytes([rank]) * 10_000, "same": 3}
+        text = "'long': rank 1 holds another value than rank 0 .* 1 other key"
+        if rank == 0:
+            with pytest.warns(RuntimeWarning, match=text):
+                store.save(1, state)
+        else:
+            store.save(1, state)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            store.save(2, state)
+            with pytest.raises(cairn.Invalid, match="other data"):  # tensors are still refused
+                store.save(3, {**state, "w": torch.full((5,), float(rank))})
+        with pytest.raises(cairn.Invalid, match="another value"):
+            store.save(3, state, tuning=REFUSE)
+        assert store.read()["position"] == 0
+
+
+@with_ranks(2)
+def test_by_option_tensors_cause_a_warning(rank, path):
+    with cairn.open(path, mode="a") as store:
+        state = {"w": torch.full((5,), float(rank))}
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for step in (1, 2):
+                store.save(step, state, tuning=WARN)
+        assert [str(one.message)[:4] for one in caught] == (["'w':"] if rank == 0 else [])
+        with pytest.raises(cairn.Invalid, match="not the same on all ranks"):
+            store.save(3, state, tuning=WARN if rank else IGNORE)
+        with pytest.raises(cairn.Invalid, match="differing='x'"):
+            store.save(3, state, tuning=SaveTuning(differing="x"))
+
+
+@with_ranks(2)
+def test_every_element_is_compared_at_some_step(rank, path):
+    """Each save compares other elements of a large tensor."""
+    with cairn.open(path, mode="a") as store:
+        value = torch.zeros(64 * 64)
+        value[100] += rank
+        refused = []
+        for step in range(4):
+            try:
+                store.save(step, {"w": value})
+            except cairn.Invalid:
+                refused.append(step)
+        assert refused
