@@ -7,6 +7,7 @@ import tempfile
 
 import pytest
 import torch
+from cairn import _cairn
 
 from live_server import live_server
 from report_runs import prepared_run
@@ -15,6 +16,12 @@ from tool_programs import import_model, run_program, small_model
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "python"))
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 from browser import Browser, missing_browser  # noqa: E402
+
+
+@pytest.fixture(autouse=True, scope="session")
+def report_always():
+    """Progress is reported at each opportunity: no test requires that a call takes some time."""
+    _cairn.set_progress_interval(0)
 
 
 @pytest.fixture(scope="session")

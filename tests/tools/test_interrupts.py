@@ -94,7 +94,7 @@ def test_an_export_is_complete_or_absent(model, tmp_path, number):
 def test_an_interrupted_push_is_continued(model, tmp_path, number):
     store, other = tmp_path / "store", tmp_path / "other"
     seconds_of("import", store, "--step", 1, model)
-    words = "push", store, other, "--max-rate", "1M"  # it takes 40 s
+    words = "push", store, other, "--max-rate", "1K"  # it takes hours
     has_begun = partial(wait_until, lambda: list(other.glob("segments/*")))
     status, err = run_interrupted(number, has_begun, *words)
     assert status == 2 and "it continues when it is started again" in err
