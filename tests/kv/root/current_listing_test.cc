@@ -23,8 +23,6 @@ using ::testing::SizeIs;
 
 class CurrentListingTest : public ::testing::Test {
  protected:
-  CurrentListingTest() { storage_.SetLatency(std::chrono::milliseconds(0)); }
-
   void CommitUpTo(uint64_t last) {
     for (; next_ <= last; ++next_) {
       Root root = RootAfter(last_);
@@ -86,7 +84,7 @@ TEST_F(CurrentListingTest, AListingThatIsOlderThanTheHintIsNotTrusted) {
 
 TEST_F(CurrentListingTest, FindNewerAsksForBothRootsAtOnce) {
   CommitUpTo(5);
-  storage_.SetLatency(std::chrono::milliseconds(50));
+  storage_.SetLatency(true);
   storage_.Restart();
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto none, FindNewer(storage_, EmptyRoot(5)));
   EXPECT_FALSE(none.has_value());

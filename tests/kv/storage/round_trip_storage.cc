@@ -1,28 +1,69 @@
 #include "tests/kv/storage/round_trip_storage.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <optional>
 #include <thread>
 #include <utility>
 
 #include "kv/storage/internal/transfer_queues.h"
 
 namespace cairn::kv::testing {
+namespace {
+
+/// Returns what changes when a thread other than these runs; nothing if one of them runs now.
+std::optional<std::string> StateWithout(const std::set<pid_t>& threads) {
+  std::string state;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task")) {
+    const std::string name = entry.path().filename();
+    if (threads.contains(std::stoi(name))) continue;
+    std::ifstream file(entry.path() / "status");
+    for (std::string line; std::getline(file, line);) {
+      if (line.starts_with("State:") && line.find("S (") == line.npos) return std::nullopt;
+      if (line.find("ctxt_switches") != line.npos) state += name + line;
+    }
+  }
+  return state;
+}
+
+}  // namespace
+
+void RoundTripStorage::AwaitOthers() {
+  const uint64_t number = ++begun_;
+  waiting_.insert(::gettid());
+  std::optional<std::string> before;
+  while (released_ < number) {
+    const uint64_t begun = begun_;
+    const std::set<pid_t> waiting = waiting_;
+    mutex_.Unlock();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    const std::optional<std::string> state = StateWithout(waiting);
+    mutex_.Lock();
+    if (state && state == before && begun == begun_ && leaving_ == 0 && released_ < number) {
+      released_ = begun_;
+      leaving_ = waiting_.size();
+      waiting_.clear();
+    }
+    before = state;
+  }
+  --leaving_;
+}
 
 template <typename Perform>
 auto RoundTripStorage::Call(std::string_view operation, std::string_view name,
                             const Perform& perform) -> decltype(perform()) {
   uint64_t depth = 0;
   uint64_t restarts = 0;
-  std::chrono::milliseconds latency{};
   {
     const MutexLock lock(mutex_);
-    latency = latency_;
     depth = completed_depth_ + 1;
     restarts = restarts_;
+    if (has_latency_) AwaitOthers();
   }
-  std::this_thread::sleep_for(latency);
   auto result = perform();
   const MutexLock lock(mutex_);
   if (restarts == restarts_) {
@@ -115,9 +156,9 @@ std::vector<std::string> RoundTripStorage::Calls() const {
   return calls_;
 }
 
-void RoundTripStorage::SetLatency(std::chrono::milliseconds latency) {
+void RoundTripStorage::SetLatency(bool has_latency) {
   const MutexLock lock(mutex_);
-  latency_ = latency;
+  has_latency_ = has_latency;
 }
 
 void RoundTripStorage::Restart() {

@@ -1,11 +1,13 @@
 #pragma once
 /// A storage that is as far away as a server, for tests that count sequential round trips.
 
-#include <chrono>
+#include <sys/types.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,8 +17,10 @@
 
 namespace cairn::kv::testing {
 
-/// Forwards to `base`. Each call sleeps, except appends to an ObjectWriter, which make no request.
-/// Queues have all requests in flight at once. Listings are current.
+/// Forwards to `base`. With latency, each call takes until all other threads of the process wait,
+/// except appends to an ObjectWriter, which make no request. Threads that make calls at once
+/// therefore do so together, on a machine of any speed. Queues have all requests in flight at once.
+/// Listings are current.
 ///
 /// The depth of a call is 1 more than the greatest depth of the calls that had completed before it
 /// began. LongestChain is thus the number of sequential round trips.
@@ -26,10 +30,8 @@ class RoundTripStorage final : public cairn::testing::ForwardingStorage {
  public:
   using ForwardingStorage::ForwardingStorage;
 
-  /// How long each call sleeps: 2 ms at first. On a busy machine, threads that make calls at once
-  /// may begin milliseconds apart; a latency that is longer than that does not count them as a
-  /// sequence.
-  void SetLatency(std::chrono::milliseconds latency);
+  /// Whether calls have latency: not at first.
+  void SetLatency(bool has_latency);
 
   // Since the last restart; of calls that have completed.
   uint64_t LongestChain() const;
@@ -64,8 +66,15 @@ class RoundTripStorage final : public cairn::testing::ForwardingStorage {
   auto Call(std::string_view operation, std::string_view name, const Perform& perform)
       -> decltype(perform());
 
+  /// Returns when no other thread runs. Releases `mutex_` meanwhile.
+  void AwaitOthers() CAIRN_REQUIRES(mutex_);
+
   mutable Mutex mutex_;
-  std::chrono::milliseconds latency_ CAIRN_GUARDED_BY(mutex_){2};
+  bool has_latency_ CAIRN_GUARDED_BY(mutex_) = false;
+  std::set<pid_t> waiting_ CAIRN_GUARDED_BY(mutex_);  // the threads in AwaitOthers
+  uint64_t begun_ CAIRN_GUARDED_BY(mutex_) = 0;       // number of calls that have waited
+  uint64_t released_ CAIRN_GUARDED_BY(mutex_) = 0;    // and of those that need not wait longer
+  uint64_t leaving_ CAIRN_GUARDED_BY(mutex_) = 0;     // that still are in AwaitOthers
   uint64_t restarts_ CAIRN_GUARDED_BY(mutex_) = 0;
   uint64_t completed_depth_ CAIRN_GUARDED_BY(mutex_) = 0;
   std::string restart_suffix_ CAIRN_GUARDED_BY(mutex_);

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
-#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -40,8 +39,6 @@ inline bool ReadsAll(Storage& storage, uint64_t id, const Bytes& expected, uint6
 
 class CachedStorageTest : public ::testing::Test {
  protected:
-  CachedStorageTest() { remote_->SetLatency(std::chrono::milliseconds(0)); }
-
   /// A new access to the same storage and cache, as another process would have.
   std::shared_ptr<CachedStorage> Open(uint64_t max_bytes = 1 << 30) const {
     return std::make_shared<CachedStorage>(
