@@ -175,19 +175,20 @@ TEST(ConnectGlooTest, LeavesNothingInTheRendezvousDirectory) {
 }
 
 TEST(ConnectGlooTest, NamesTheMissingRanks) {
+  constexpr milliseconds kEnding(3'000);  // ample for ranks that arrive on a busy machine
   ScopedTempDir dir;
   const std::string place = fmt::format("tcp://127.0.0.1:{}", FreePort());
   for (const std::string& rendezvous : {"file://" + dir.path(), place}) {
     std::vector<GlooOptions> options;
     for (const int rank : {0, 2, 3}) {
-      options.push_back(OptionsOf(rank, 5, dir.path(), milliseconds(300)));
+      options.push_back(OptionsOf(rank, 5, dir.path(), kEnding));
       options.back().rendezvous = rendezvous;
     }
     // The others may arrive at any time before the deadline of rank 0.
     for (size_t i = 1; i < options.size(); ++i)
       options[i].connect_timeout = std::chrono::seconds(60);
     if (rendezvous != place) {
-      for (GlooOptions& each : options) each.connect_timeout = milliseconds(300);
+      for (GlooOptions& each : options) each.connect_timeout = kEnding;
     }
     for (const auto& result : ConnectAll(options)) {
       EXPECT_THAT(result, IsError(ErrorCode::kUnavailable, "did not arrive")) << rendezvous;
