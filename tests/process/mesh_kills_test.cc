@@ -95,10 +95,14 @@ class MeshKillsTest : public ::testing::Test {
     const uint64_t seed = random_.Between(0, 200);
     const uint64_t first = held_.empty() ? 0 : held_.rbegin()->first + 1;
     const auto victim = static_cast<size_t>(random_.Between(0, kWorld - 1));
+    // One in five runs is killed while the ranks connect and open the store, the others some saves
+    // later. Only the peers of a rank that was killed early wait in vain.
+    const bool is_early = random_.Chance(0.2);
     MeshJob run("loop", store_, dir_ / "meet", kWorld,
-                {std::to_string(first), std::to_string(seed), std::to_string(deadline_.count())});
+                {std::to_string(first), std::to_string(seed), std::to_string(deadline_.count()),
+                 is_early ? "4000" : "120000"});
     std::map<uint64_t, uint64_t> acknowledged;
-    AwaitSaves(run[victim], acknowledged, seed);
+    if (!is_early) AwaitSaves(run[victim], acknowledged, seed);
     if (HasFailure()) return;
     std::this_thread::sleep_for(Pause(milliseconds(Setting("CAIRN_KILL_WITHIN_MS", 12))));
     if (server_.can_be_killed() && random_.Chance(0.5)) {
@@ -119,16 +123,15 @@ class MeshKillsTest : public ::testing::Test {
     CheckStore(acknowledged, seed);
   }
 
-  /// One in five runs is killed while the ranks connect and open the store, the others some saves
-  /// later.
+  /// Waits until the rank has saved some steps, or a save has met its deadline on a busy machine.
   void AwaitSaves(cairn::testing::Child& rank, std::map<uint64_t, uint64_t>& acknowledged,
                   uint64_t seed) {
-    if (random_.Chance(0.2)) return;
     uint64_t saves = random_.Between(0, 5);
     ASSERT_EQ(rank.ReadLine(), "ready");
     while (saves > 0) {
       const auto line = rank.ReadLine();
       ASSERT_TRUE(line.has_value());
+      if (line->starts_with("failed Unavailable ")) return;
       if (Note(*line, acknowledged, seed)) --saves;
     }
   }
@@ -181,7 +184,7 @@ class MeshKillsTest : public ::testing::Test {
 
   ScopedTempDir dir_{cairn::testing::FastDirectory()};
   const std::string store_ = cairn::testing::NewStoreAddress(dir_, "store");
-  const milliseconds deadline_{Setting("CAIRN_RANKS_DEADLINE_MS", 400)};
+  const milliseconds deadline_{Setting("CAIRN_RANKS_DEADLINE_MS", 1'500)};
   SeededRandom random_;
   StorageServer server_;
   std::map<uint64_t, uint64_t> held_;  // seed by step, of all committed steps

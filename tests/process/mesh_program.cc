@@ -2,7 +2,7 @@
 //
 //   mesh_program save STORE RENDEZVOUS RUN RANK WORLD OTHER_WORLD SEED STEPS
 //   mesh_program load STORE RENDEZVOUS RUN RANK WORLD OTHER_WORLD SEED STEPS
-//   mesh_program loop STORE RENDEZVOUS RUN RANK WORLD FIRST_STEP SEED DEADLINE_MS
+//   mesh_program loop STORE RENDEZVOUS RUN RANK WORLD FIRST_STEP SEED DEADLINE_MS CONNECT_MS
 //
 //   save, load   STEPS random cases, the same on all ranks and in both modes for the same SEED;
 //                OTHER_WORLD is the world size of the other mode. Prints "ok" on success
@@ -69,8 +69,8 @@ Result<void> RunCases(const std::vector<std::string>& words) {
 }
 
 Result<void> Loop(const std::vector<std::string>& words) {
-  // How long the ranks wait for a peer that was killed while they connect.
-  CAIRN_TRY_ASSIGN(const Job job, Open(words, kv::OpenMode::kWrite, std::chrono::seconds(4)));
+  const std::chrono::milliseconds connect_timeout(std::stoll(words[9]));
+  CAIRN_TRY_ASSIGN(const Job job, Open(words, kv::OpenMode::kWrite, connect_timeout));
   Say("ready");
   const auto world = static_cast<uint32_t>(std::stoul(words[5]));
   const std::chrono::milliseconds deadline(std::stoll(words[8]));
@@ -94,7 +94,7 @@ Result<void> Loop(const std::vector<std::string>& words) {
 }
 
 int Main(const std::vector<std::string>& words) {
-  if (words.size() != 9) {
+  if (words.size() != (words.empty() || words[0] != "loop" ? 9 : 10)) {
     std::cerr << "mesh_program: see the top of its source\n";
     return 2;
   }
