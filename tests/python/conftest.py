@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from hypothesis import HealthCheck, settings
 
 import cairn
 from cairn import _cairn
+from cairn._mirror import worker
 
 # The same examples on every run and machine. A failure prints its example.
 settings.register_profile(
@@ -56,7 +59,10 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def unreachable(monkeypatch: pytest.MonkeyPatch) -> cairn.Mirror:
-    """A mirror in a bucket of a server where nobody listens."""
+    """A mirror in a bucket of a server where nobody listens. Its clock advances only when it is
+    asked, twice in each attempt, so that there are retries on a machine of any speed."""
+    now = itertools.count(0.0, 0.2)
+    monkeypatch.setattr(worker, "time", SimpleNamespace(monotonic=lambda: next(now)))
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "name")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.setenv("CAIRN_S3_TIMEOUT", "1")
