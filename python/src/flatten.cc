@@ -227,43 +227,43 @@ uint64_t DigestOf(const core::TensorView& tensor, const Runs& runs) {
 }  // namespace
 
 std::pair<uint64_t, uint64_t> Batch::TakeSamples(uint64_t shift, nb::handle on_device) {
-  std::vector<core::Leaf> leaves = Unwrap(core::FlattenTree(state.tree));
   samples.clear();
-  for (size_t i = 0; i < leaves.size(); ++i) {
-    const uint32_t slot = state.slot[i];
-    if (!core::IsTensor(state.tree.nodes[leaves[i].node].kind)) {
-      const core::Value& value = state.values[slot];
-      const uint64_t digest = core::IsLong(value)
-                                  ? kv::Checksum64(core::BytesOf(value))
-                                  : kv::Checksum64(Unwrap(core::EncodeValue(value)));
-      samples.emplace_back(std::move(leaves[i].fqn), false, digest);
-      continue;
-    }
-    if (state.shardings.contains(slot)) continue;
-    const core::TensorView& tensor = state.tensors[slot];
-    const Runs runs = SampledRuns(core::ElementCount(tensor.shape).value_or(0), shift);
+  std::array<std::string, 2> sums;  // keys and digests, in tree order
+  size_t leaf = 0;
+  for (const core::Node& node : state.tree.nodes) {
+    const bool is_tensor = core::IsTensor(node.kind);
+    sums[is_tensor].append(node.key).append(1, '\0');
+    if (core::IsContainer(node.kind)) continue;
+    const uint32_t slot = state.slot[leaf++];
     uint64_t digest = 0;
-    if (tensor.device == core::kHostDevice) {
-      digest = DigestOf(tensor, runs);
-    } else {
-      const auto bytes = nb::cast<nb::bytes>(on_device(owners[slot], nb::cast(runs)));
-      digest = kv::Checksum64({reinterpret_cast<const std::byte*>(bytes.c_str()), bytes.size()});
+    if (!is_tensor) {
+      const core::Value& value = state.values[slot];
+      digest = core::IsLong(value) ? kv::Checksum64(core::BytesOf(value))
+                                   : kv::Checksum64(Unwrap(core::EncodeValue(value)));
+    } else if (!state.shardings.contains(slot)) {
+      const core::TensorView& tensor = state.tensors[slot];
+      const Runs runs = SampledRuns(core::ElementCount(tensor.shape).value_or(0), shift);
+      if (tensor.device == core::kHostDevice) {
+        digest = DigestOf(tensor, runs);
+      } else {
+        const auto bytes = nb::cast<nb::bytes>(on_device(owners[slot], nb::cast(runs)));
+        digest = kv::Checksum64({reinterpret_cast<const std::byte*>(bytes.c_str()), bytes.size()});
+      }
     }
-    samples.emplace_back(std::move(leaves[i].fqn), true, digest);
+    samples.push_back(digest);
+    sums[is_tensor].append(reinterpret_cast<const char*>(&digest), sizeof(digest));
   }
-  std::ranges::sort(samples);
-  std::array<kv::StreamChecksum64, 2> sums;
-  for (const auto& [fqn, is_tensor, digest] : samples) {
-    sums[is_tensor].Update(std::as_bytes(std::span(fqn.c_str(), fqn.size() + 1)));
-    sums[is_tensor].Update(std::as_bytes(std::span(&digest, 1)));
-  }
-  return {sums[0].value(), sums[1].value()};
+  return {kv::Checksum64(std::as_bytes(std::span(sums[0]))),
+          kv::Checksum64(std::as_bytes(std::span(sums[1])))};
 }
 
 nb::list Batch::Samples() const {
   nb::list list;
-  for (const auto& [fqn, is_tensor, digest] : samples) {
-    list.append(nb::make_tuple(ToPyText(fqn), is_tensor, digest));
+  const std::vector<core::Leaf> leaves = Unwrap(core::FlattenTree(state.tree));
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    const bool is_tensor = core::IsTensor(state.tree.nodes[leaves[i].node].kind);
+    if (is_tensor && state.shardings.contains(state.slot[i])) continue;
+    list.append(nb::make_tuple(ToPyText(leaves[i].fqn), is_tensor, samples[i]));
   }
   return list;
 }

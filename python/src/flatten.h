@@ -4,8 +4,6 @@
 #include <nanobind/nanobind.h>
 
 #include <functional>
-#include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -16,16 +14,13 @@ namespace cairn::python {
 
 namespace nb = nanobind;
 
-/// FQN, whether it is a tensor, digest.
-using Sample = std::tuple<std::string, bool, uint64_t>;
-
 /// A flattened state. Threads: any that holds the GIL, which the destructor requires too; `state`
 /// may be read without the GIL.
 struct Batch {
   core::StateDict state;
   std::vector<nb::object> owners;        // owners of the memory of each tensor of `state`
   std::vector<BorrowedTensor> borrowed;  // the torch tensors among these
-  std::vector<Sample> samples;
+  std::vector<uint64_t> samples;         // by leaf, from TakeSamples
 
   /// Returns a check for SaveOptions::check_memory, which is called without the GIL.
   /// kInvalidArgument: `storage.resize_` has freed memory that `state` borrows. Borrows this object
