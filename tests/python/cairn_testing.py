@@ -90,7 +90,7 @@ def run_python(
     arguments = ["-c", textwrap.dedent(source), *map(str, args)]
     if fresh:
         command = [sys.executable, *arguments]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=250)
     else:
         result = run_program(arguments)
     assert not check or result.returncode == 0, result.stderr
@@ -115,7 +115,7 @@ def run_on_terminal(
         pass
     finally:
         os.close(controller)
-    return written.decode(), program.wait(120)
+    return written.decode(), program.wait(250)
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 250.0) -> None:

@@ -87,7 +87,7 @@ def read_until(child: Program, step: int) -> list[list[str]]:
 
 def finish(child: Program, before: list[list[str]]) -> tuple[list[list[str]], str]:
     """All lines of its standard output, and its standard error."""
-    out, err = child.communicate(timeout=120)
+    out, err = child.communicate(timeout=250)
     return before + [line.split() for line in out.splitlines()], err
 
 

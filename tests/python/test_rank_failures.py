@@ -75,9 +75,10 @@ def test_a_meeting_place_that_fails_is_an_error_of_the_open(rank, path):
 @with_ranks(3)
 def test_ranks_that_do_not_make_a_call_are_named_after_a_short_deadline(rank, path, call):
     gave_up = path.with_name("gave-up")
-    store = cairn.open(path, mode="a", arrival=0.2 if rank == 0 else 3600)
     state = {"t": whole("even")}
-    store.save(1, state)
+    with cairn.open(path, mode="a") as store:
+        store.save(1, state)
+    store = cairn.open(path, mode="a", arrival=0.2 if rank == 0 else 3600)
     calls = {
         "save": lambda: store.save(2, state),
         "save_async": lambda: store.save_async(2, state),
@@ -273,7 +274,7 @@ def test_stores_that_nobody_closed(tmp_path, end):
     processes = [
         Program(["-c", textwrap.dedent(SCRIPT), str(rank), str(tmp_path), end]) for rank in range(2)
     ]
-    errors = [process.communicate(timeout=60)[1] for process in processes]
+    errors = [process.communicate(timeout=250)[1] for process in processes]
     statuses = [process.returncode for process in processes]
     assert steps_of(tmp_path / "store") == ([1, 2] if end == "well" else [1])
     if end == "well":
