@@ -152,7 +152,7 @@ double Ratio(uint64_t part, uint64_t whole) {
   return whole == 0 ? 0 : static_cast<double>(part) / static_cast<double>(whole);
 }
 
-uint64_t BadValues(const Tensor& tensor) { return tensor.second.nans() + tensor.second.infs(); }
+uint64_t BadValues(const Tensor& tensor) { return tensor.second.nans + tensor.second.infs; }
 uint64_t BytesOf(const Tensor* tensor) { return tensor->second.bytes; }
 
 /// Threads: one.
@@ -306,8 +306,11 @@ class ReportCollector {
     infs_.AddStep(examined_[position], step, changes);
     NotePhase(position, changes);
     AddSeriesPoints(step);
-    report_.steps_with_statistics += std::ranges::any_of(
-        states_.tensors(), [](const Tensor& tensor) { return tensor.second.values.has_value(); });
+    const auto unknown = static_cast<uint64_t>(std::ranges::count_if(
+        states_.tensors(), [](const Tensor& tensor) { return !tensor.second.values; }));
+    report_.tensors_without_statistics = unknown;
+    report_.steps_with_unknown_values += unknown > 0;
+    report_.steps_with_statistics += unknown < states_.tensors().size();
     ++report_.examined_steps;
     last_read_ = position;
     return {};

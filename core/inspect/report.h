@@ -91,6 +91,7 @@ struct BadStart {
   uint64_t step = 0;
   uint64_t step_before = 0;          // the examined step before it
   bool is_exact = true;              // false: it may have begun after `step_before`
+  bool is_known_before = true;       // false: some of the tensors had no statistics before
   bool is_first = false;             // the first step with statistics already has them
   uint64_t tensor_count = 0;         // may exceed tensors.size()
   std::vector<BadTensor> tensors;    // natural order
@@ -132,8 +133,12 @@ struct Report {
   std::vector<kv::StepInfo> steps;  // all
   kv::Tags tags;
   uint64_t examined_steps = 0;
-  uint64_t steps_with_statistics = 0;  // examined steps that have statistics
-  uint64_t records = 0;                // chunk records that were read
+  uint64_t steps_with_statistics = 0;  // examined steps of which a tensor has statistics
+  // Tensors with chunks that have no statistics, in the last examined step; and the examined steps
+  // that have such tensors.
+  uint64_t tensors_without_statistics = 0;
+  uint64_t steps_with_unknown_values = 0;
+  uint64_t records = 0;  // chunk records that were read
   std::vector<ReportColumn> columns;
   std::vector<ReportModule> modules;  // the root is first; parents precede children
   uint64_t merged_tensors = 0;        // tensors in modules that are a rest

@@ -57,6 +57,54 @@ def test_the_document_agrees_with_the_other_verbs(report_run, dump):
     assert report["space"]["shared"] == exact["shared_bytes"]
 
 
+def findings(store, topic="nan"):
+    return [found for found in document(store)["findings"] if found["topic"] == topic]
+
+
+def test_statistics_of_unchanged_chunks_that_arrive_later_are_examined(tmp_path):
+    w, b = np.float32([1, np.nan]), np.zeros(3, np.float32)
+    with cairn.open(tmp_path / "store", mode="a") as store:
+        for step, state in enumerate(({"b": b}, {"b": b, "w": w}, {"b": b, "w": w}), 1):
+            store.save(step, state, tuning=cairn.SaveTuning(statistics=step != 2))
+    present, unknown = findings(tmp_path / "store")
+    assert present["level"] == "bad"
+    assert present["title"] == "NaN is present at step 3 in w (1 value)."
+    assert "may have begun earlier" in present["text"]
+    assert "not known whether there are further" in unknown["title"]
+
+    run_program("kv-admin", "statistics", f"{tmp_path / 'store'}@{{1..3}}", status=0)
+    (exact,) = findings(tmp_path / "store")
+    assert exact["title"] == "NaN began at step 2 in w (1 value)."
+
+
+def test_a_tensor_of_which_a_part_has_statistics_is_not_denied_nan(tmp_path):
+    w = np.zeros(4096, np.float32)
+    w[0] = np.nan
+    with cairn.open(tmp_path / "store", mode="a") as store:
+        for step in (1, 2):
+            w[-1] = step
+            store.save(
+                step, {"w": w}, tuning=cairn.SaveTuning(statistics=step == 1, chunk_bytes=8192)
+            )
+    present, unknown = findings(tmp_path / "store")
+    assert present["title"].startswith("NaN is present at step 1")
+    assert "At the last step, 1 of" in present["text"]
+    assert unknown["text"].startswith("1 of 2 steps that were examined has tensors")
+
+
+def test_what_is_not_known_is_stated(tmp_path):
+    state = {"a": np.zeros(3, np.float32), "b": np.zeros(3, np.float32)}
+    with cairn.open(tmp_path / "store", mode="a") as store:
+        for step in (1, 2):
+            store.save(step, state, tuning=cairn.SaveTuning(statistics=step == 1))
+            state["b"] += 1
+    (unknown,) = findings(tmp_path / "store")
+    assert unknown["level"] == "info"
+    assert unknown["title"] == "It is not known whether there are NaN or infinities."
+    assert "1 of 2 steps that were examined has tensors without" in unknown["text"]
+    assert "the last one 1." in unknown["text"]
+
+
 def test_payload_is_not_read(report_run):
     before = document(report_run)
     segments = list((report_run / "segments").iterdir())

@@ -1,4 +1,5 @@
-"""`kv-dump steps` and `keys` with conditions on values, and `history` with the values."""
+"""`kv-dump steps` and `keys` with conditions on values, `history` with the values, and `kv-admin
+statistics`, which computes what saves have not recorded."""
 
 import numpy as np
 import pytest
@@ -36,6 +37,51 @@ def test_steps_names_the_step_where_it_began(store):
     assert "No step" in run_program("kv-dump", "steps", store, "--where", "nan>1", status=0).out
 
 
+def test_steps_names_the_steps_of_which_it_is_not_known(store):
+    words = "steps", store, "--where", "nan>0"
+    assert run_program("kv-dump", *words, "--json").json()["steps_with_unknown_values"] == [2]
+    text = run_program("kv-dump", *words, status=0).out
+    assert "Not known of 1 step, which has tensors without statistics: 2." in text
+    assert "without statistics" not in run_program("kv-dump", "steps", store).out
+
+
+def test_statistics_that_are_computed_later_are_those_of_a_save(tmp_path, admin, dump):
+    def saved(name, has_statistics):
+        values = np.linspace(-1, 2, 2_000_000, dtype=np.float32)
+        with cairn.open(tmp_path / name, mode="a") as opened:
+            for step in range(1, 7):
+                values[step] = np.nan if step > 3 else step
+                values[-step:] = np.inf if step == 5 else 0
+                state = {"w": values, "ids": np.arange(step), "empty": np.zeros(0)}
+                state["text"] = "x" * 9000
+                tuning = cairn.SaveTuning(
+                    statistics=has_statistics, deltas=step % 2 == 0, compress=True
+                )
+                opened.save(step, state, tuning=tuning, tags=[f"t{step}"])
+        return tmp_path / name
+
+    def recorded(store):
+        with cairn.open(store) as opened:
+            return {step: opened.statistics(step) for step in opened.steps()}
+
+    store, expected = saved("store", False), recorded(saved("expected", True))
+    before = dump("diff", f"{store}@1", f"{store}@6", "--values", "--json").json()
+    steps = dump("steps", store, "--json").json()
+    assert recorded(store) == {step: {} for step in range(1, 7)}
+    found = admin("statistics", f"{store}@{{2,3}}", "--json", status=0).json()
+    assert found["steps"] == 2
+    assert {step for step, one in recorded(store).items() if one} == {2, 3}
+
+    assert "for 4 steps" in admin("statistics", f"{store}@{{1..6}}", status=0).out
+
+    assert repr(recorded(store)) == repr(expected)  # NaN does not equal itself
+    assert dump("steps", store, "--json").json() == steps
+    assert dump("diff", f"{store}@1", f"{store}@6", "--values", "--json").json() == before
+    dump("verify", store, status=0)
+    assert "nothing to do" in admin("statistics", f"{store}@{{1..6}}", status=0).out
+    assert "no such step" in admin("statistics", f"{store}@99", status=2).err
+
+
 def test_keys_select_tensors_by_conditions(store):
     assert keys_where(store, "nan>0") == ["model.weight"]
     assert keys_where(store, "zeros==10 and max<=0 and min>=0") == ["model.bias"]
@@ -63,7 +109,7 @@ def test_tensors_without_statistics_are_counted(store):
     text = run_program("kv-dump", *words).out
     assert "No tensor of step 2 matches." in text
     # The bias has those of step 1, because its bytes are the same.
-    assert "No statistics were recorded of 1 tensor." in text
+    assert f"of 1 tensor; to compute them: kv-admin statistics {store}@2" in text
     # Their number is known last, so that tensors are named as soon as they are read.
     found = run_program("kv-dump", *words, "--json").json()
     assert list(found) == ["store", "step", "keys", "tensors_without_statistics"]

@@ -29,6 +29,8 @@ Verb PruneVerb();
 // How payload is stored.
 Verb CompactVerb();
 Verb CompressionVerb();
+// What is known about values.
+Verb StatisticsVerb();
 // Damaged stores.
 Verb RebuildVerb();
 Verb RepairVerb();

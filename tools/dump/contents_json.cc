@@ -105,6 +105,24 @@ Json StepJson(const kv::StepInfo& step) {
   return json;
 }
 
+std::vector<std::string> TagsOf(const kv::StepInfo& step, const kv::Tags& tags) {
+  std::vector<std::string> names;
+  for (const auto& [name, tagged] : tags) {
+    if (tagged == step.step) names.push_back(name);
+  }
+  return names;
+}
+
+std::string AnnotationsText(const kv::StepInfo& step) {
+  std::vector<std::string> parts;
+  for (const kv::Metric& metric : step.metrics) {
+    parts.push_back(fmt::format("{}={:.6g}", EscapeText(metric.name), metric.value));
+  }
+  const std::string line = step.note.substr(0, step.note.find('\n'));
+  if (!line.empty()) parts.push_back(EscapeText(line.substr(0, 60)));
+  return fmt::to_string(fmt::join(parts, "  "));
+}
+
 Json TensorJson(const core::TensorInfo& tensor, std::optional<uint64_t> step) {
   Json json = {{"fqn", JsonText(tensor.fqn)}};
   if (step) json["step"] = *step;

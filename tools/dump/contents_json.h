@@ -6,10 +6,12 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "core/inspect/compare.h"
 #include "core/state_dict/value.h"
 #include "core/step/contents.h"
+#include "kv/base/annotations.h"
 #include "kv/base/step_info.h"
 #include "schema/dtype.h"
 #include "tools/common/json.h"
@@ -26,6 +28,10 @@ Json FloatJson(double value);
 Json ElementJson(schema::DType dtype, std::span<const std::byte> element);
 
 Json StepJson(const kv::StepInfo& step);
+/// The metrics, and the first line of the note.
+std::string AnnotationsText(const kv::StepInfo& step);
+/// The tags that name the step.
+std::vector<std::string> TagsOf(const kv::StepInfo& step, const kv::Tags& tags);
 
 /// FQN, dtype, shape, bytes and chunks. `step` is a member if it is given.
 Json TensorJson(const core::TensorInfo& tensor, std::optional<uint64_t> step = std::nullopt);

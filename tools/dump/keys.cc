@@ -65,7 +65,7 @@ Result<int> PrintStatistics(const DumpRun& run, const OpenedStore& opened, const
   auto listed = ForEachStatistics(
       opened, step, patterns,
       [&](const core::TensorInfo& tensor, const std::optional<core::StoredStatistics>& found) {
-        unknown += !found && !tensor.alias_of && tensor.nbytes > 0 ? 1 : 0;
+        unknown += LacksStatistics(tensor, found);
         progress.Update(++tensors, step.tensor_count);
         if (filter && !filter->Matches(tensor, found)) return;
         progress.Clear();
@@ -85,7 +85,10 @@ Result<int> PrintStatistics(const DumpRun& run, const OpenedStore& opened, const
   CAIRN_TRY(rows.Finish(std::move(listed), {{"tensors_without_statistics", unknown}}));
   if (rows.is_empty()) PrintRemark(run, fmt::format("No tensor of step {} matches.", step.step));
   if (unknown > 0) {
-    PrintRemark(run, fmt::format("No statistics were recorded of {}.", Plural(unknown, "tensor")));
+    PrintRemark(run, fmt::format("No statistics were recorded of {}; to compute them: kv-admin "
+                                 "statistics {}",
+                                 Plural(unknown, "tensor"),
+                                 ShellWord(fmt::format("{}@{}", opened.address.store, step.step))));
   }
   return kExitSuccess;
 }

@@ -65,10 +65,14 @@ Finding BadValues(const core::BadStart& start, std::string_view topic, std::stri
         fmt::format("{} {} at step {}, the first one with statistics, in {}.", name,
                     name == "NaN" ? "is present" : "are present", start.step, WhereText(start));
     if (topic == "inf") finding.level = Finding::Level::kInfo;
-  } else {
+  } else if (start.is_known_before) {
     finding.title = fmt::format("{} began at step {} in {}.", name, start.step, WhereText(start));
+  } else {
+    finding.title = fmt::format("{} {} present at step {} in {}.", name,
+                                name == "NaN" ? "is" : "are", start.step, WhereText(start));
+    finding.text = "It may have begun earlier, at a step without statistics of these tensors. ";
   }
-  if (!start.is_exact && !start.is_first) {
+  if (!start.is_exact && !start.is_first && start.is_known_before) {
     finding.text = fmt::format(
         "It may have begun after step {}: statistics of the steps between "
         "were not recorded or not examined. ",
@@ -87,15 +91,26 @@ Finding BadValues(const core::BadStart& start, std::string_view topic, std::stri
 void AddBadValues(const Report& report, std::vector<Finding>& findings) {
   if (report.nans) findings.push_back(BadValues(*report.nans, "nan", "NaN"));
   if (report.infs) findings.push_back(BadValues(*report.infs, "inf", "Infinities"));
-  if (report.nans || report.infs || report.steps.empty()) return;
-  if (report.steps_with_statistics == 0) {
-    findings.push_back({.topic = "nan",
-                        .level = Finding::Level::kInfo,
-                        .title = "It is not known whether there are NaN or infinities.",
-                        .text = "No step that was examined has statistics. Save with "
-                                "statistics=True to record them."});
+  if (report.examined_steps == 0) return;
+  if (report.steps_with_unknown_values > 0) {
+    const bool has_others = report.nans || report.infs;
+    findings.push_back(
+        {.topic = "nan",
+         .level = Finding::Level::kInfo,
+         .title = fmt::format("It is not known whether there are {}NaN or infinities.",
+                              has_others ? "further " : ""),
+         .text = fmt::format(
+             "{} of {} that were examined {} tensors without statistics{}. kv-admin statistics "
+             "computes what a save with statistics=True records.",
+             GroupedCount(report.steps_with_unknown_values), Plural(report.examined_steps, "step"),
+             report.steps_with_unknown_values == 1 ? "has" : "have",
+             report.tensors_without_statistics == 0
+                 ? ""
+                 : fmt::format(", the last one {}",
+                               GroupedCount(report.tensors_without_statistics)))});
     return;
   }
+  if (report.nans || report.infs) return;
   findings.push_back({.topic = "nan",
                       .level = Finding::Level::kGood,
                       .title = "There are no NaN and no infinities in the recorded statistics.",

@@ -14,6 +14,12 @@
 
 namespace cairn::tools {
 
+/// Whether a tensor has values of which no statistics were recorded. An alias has those of another.
+inline bool LacksStatistics(const core::TensorInfo& tensor,
+                            const std::optional<core::StoredStatistics>& statistics) {
+  return !statistics && !tensor.alias_of && tensor.nbytes > 0;
+}
+
 /// The columns MIN, MAX, MEAN, ZEROS, NAN, INF, and their cells; empty ones without statistics.
 void AppendStatisticsColumns(std::vector<Column>& columns);
 void AppendStatisticsCells(const std::optional<core::StoredStatistics>& statistics,

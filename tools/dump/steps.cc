@@ -6,11 +6,11 @@
 #include <algorithm>
 #include <functional>
 #include <map>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "kv/base/annotations.h"
 #include "kv/base/step_info.h"
 #include "kv/read/snapshot.h"
 #include "tools/common/exit_status.h"
@@ -26,25 +26,6 @@
 
 namespace cairn::tools {
 namespace {
-
-std::vector<std::string> TagsOf(const kv::StepInfo& step, const kv::Tags& tags) {
-  std::vector<std::string> names;
-  for (const auto& [name, tagged] : tags) {
-    if (tagged == step.step) names.push_back(name);
-  }
-  return names;
-}
-
-/// Returns the metrics, and the first line of the note.
-std::string AnnotationsText(const kv::StepInfo& step) {
-  std::vector<std::string> parts;
-  for (const kv::Metric& metric : step.metrics) {
-    parts.push_back(fmt::format("{}={:.6g}", EscapeText(metric.name), metric.value));
-  }
-  const std::string line = step.note.substr(0, step.note.find('\n'));
-  if (!line.empty()) parts.push_back(EscapeText(line.substr(0, 60)));
-  return fmt::to_string(fmt::join(parts, "  "));
-}
 
 std::vector<Cell> StepCells(const kv::StepInfo& step, int64_t now_unix_ns) {
   return {fmt::to_string(step.step),
@@ -79,13 +60,14 @@ std::string ParentText(const kv::StepInfo& step, const std::vector<kv::StepInfo>
   return fmt::to_string(found->step);
 }
 
-/// The tensors of a step for which a condition holds.
+/// The tensors of a step for which a condition holds, and those of which it is not known.
 struct MatchingKeys {
   uint64_t count = 0;
   std::string first;
+  uint64_t unknown = 0;  // tensors without statistics
 };
 
-/// Leaves only the steps that have such tensors.
+/// Returns what each step has that is not empty, and leaves only the steps that have matches.
 Result<std::map<uint64_t, MatchingKeys>> KeepMatching(const OpenedStore& opened,
                                                       std::vector<kv::StepInfo>& steps,
                                                       const std::string& where) {
@@ -98,14 +80,30 @@ Result<std::map<uint64_t, MatchingKeys>> KeepMatching(const OpenedStore& opened,
     const auto count = [&](const core::TensorInfo& tensor,
                            const std::optional<core::StoredStatistics>& statistics) {
       progress.Update(++tensors, all_tensors);
+      if (LacksStatistics(tensor, statistics)) ++matching[step.step].unknown;
       if (!filter.Matches(tensor, statistics)) return;
       MatchingKeys& found = matching[step.step];
       if (found.count++ == 0) found.first = tensor.fqn;
     };
     CAIRN_TRY(ForEachStatistics(opened, step, {}, count));
   }
-  std::erase_if(steps, [&](const kv::StepInfo& step) { return !matching.contains(step.step); });
+  std::erase_if(steps, [&](const kv::StepInfo& step) {
+    const auto found = matching.find(step.step);
+    return found == matching.end() || found->second.count == 0;
+  });
   return matching;
+}
+
+/// States of how many steps the condition was not examined completely, and what to do.
+std::string UnknownText(const OpenedStore& opened, const std::vector<uint64_t>& unknown) {
+  constexpr size_t kNamed = 20;
+  const std::span named = std::span(unknown).first(std::min(unknown.size(), kNamed));
+  return fmt::format(
+      "Not known of {}, which {} tensors without statistics: {}{}. To compute them: kv-admin "
+      "statistics {}",
+      Plural(unknown.size(), "step"), unknown.size() == 1 ? "has" : "have", fmt::join(named, ", "),
+      named.size() < unknown.size() ? ", ..." : "",
+      ShellWord(fmt::format("{}@{{{}}}", opened.address.store, fmt::join(named, ","))));
 }
 
 }  // namespace
@@ -161,15 +159,23 @@ Result<int> DumpSteps(const DumpRun& run) {
           if (found != matching.end()) {
             json["matching_tensors"] = found->second.count;
             json["first_match"] = JsonText(found->second.first);
+            json["tensors_without_statistics"] = found->second.unknown;
           }
           return json;
         });
   }
-  CAIRN_TRY(rows.Finish());
+  std::vector<uint64_t> unknown;
+  for (const auto& [step, keys] : matching) {
+    if (keys.unknown > 0) unknown.push_back(step);
+  }
+  Json tail = Json::object();
+  if (!run.where.empty()) tail["steps_with_unknown_values"] = unknown;
+  CAIRN_TRY(rows.Finish({}, tail));
   if (rows.is_empty()) {
     PrintRemark(run, run.where.empty() ? "No steps yet."
                                        : "No step has a tensor whose recorded statistics match.");
   }
+  if (!unknown.empty()) PrintRemark(run, UnknownText(opened, unknown));
   return kExitSuccess;
 }
 

@@ -48,15 +48,17 @@ void BadValueSearch::AddStep(size_t index, const kv::StepInfo& step,
                              std::span<const TensorChange> changes) {
   Counts began;
   bool has_values = false;
-  bool is_certain = true;
+  bool is_known_before = true;
   for (const TensorChange& change : changes) {
     if (change.kind == TensorChange::Kind::kRemoved) continue;
     const auto& [fqn, tensor] = *change.tensor;
-    if (!tensor.values) continue;
-    has_values = true;
-    if (Count(tensor.values) == 0 || Count(change.values_before) > 0) continue;
-    if (change.kind == TensorChange::Kind::kChanged && !change.values_before) is_certain = false;
-    began.emplace(fqn, Count(tensor.values));
+    const uint64_t count = Select(tensor.nans, tensor.infs);
+    has_values |= tensor.values.has_value() || count > 0;
+    if (count == 0 || Select(change.nans_before, change.infs_before) > 0) continue;
+    if (change.kind == TensorChange::Kind::kChanged && !change.values_before) {
+      is_known_before = false;
+    }
+    began.emplace(fqn, count);
   }
   auto& start = has_values_ ? later_ : first_;
   if (!began.empty() && !start && !later_) {
@@ -64,7 +66,8 @@ void BadValueSearch::AddStep(size_t index, const kv::StepInfo& step,
                   .index_before = index_before_.value_or(index),
                   .start = {.step = step.step,
                             .step_before = step_before_,
-                            .is_exact = is_certain && index <= index_before_.value_or(index) + 1,
+                            .is_exact = index <= index_before_.value_or(index) + 1,
+                            .is_known_before = is_known_before,
                             .is_first = !has_values_},
                   .tensors = std::move(began)};
   }
@@ -77,15 +80,15 @@ Result<BadValueSearch::Counts> BadValueSearch::Read(const kv::Snapshot& snapshot
                                                     const kv::StepInfo& step) const {
   Counts counts;
   kv::ChunkView chunk;
-  CAIRN_TRY(snapshot.Scan(
-      kv::Column::kChunks, step, "",
-      [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
-        CAIRN_TRY(chunk.Set(key, record));
-        const auto values = kv::ReadStatistics(chunk.record());
-        const uint64_t count = !values ? 0 : kind_ == Kind::kNan ? values->nans : values->infs;
-        if (count > 0) counts[std::string(chunk.fqn())] += count;
-        return true;
-      }));
+  CAIRN_TRY(
+      snapshot.Scan(kv::Column::kChunks, step, "",
+                    [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
+                      CAIRN_TRY(chunk.Set(key, record));
+                      const auto values = kv::ReadStatistics(chunk.record());
+                      const uint64_t count = values ? Select(values->nans, values->infs) : 0;
+                      if (count > 0) counts[std::string(chunk.fqn())] += count;
+                      return true;
+                    }));
   return counts;
 }
 
@@ -122,7 +125,7 @@ std::optional<BadStart> BadValueSearch::Finish(const TensorStates& states) {
   if (start.tensors.size() > kMaxListed) start.tensors.resize(kMaxListed);
   for (const auto& [fqn, tensor] : states.tensors()) {
     start.tensors_with_values += tensor.values.has_value();
-    start.tensors_at_end += Count(tensor.values) > 0;
+    start.tensors_at_end += Select(tensor.nans, tensor.infs) > 0;
   }
   return start;
 }

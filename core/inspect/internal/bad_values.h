@@ -41,10 +41,7 @@ class BadValueSearch {
     BadStart start;
     Counts tensors;
   };
-  uint64_t Count(const std::optional<StoredStatistics>& values) const {
-    if (!values) return 0;
-    return kind_ == Kind::kNan ? values->nans : values->infs;
-  }
+  uint64_t Select(uint64_t nans, uint64_t infs) const { return kind_ == Kind::kNan ? nans : infs; }
   Result<Counts> Read(const kv::Snapshot& snapshot, const kv::StepInfo& step) const;
 
   const Kind kind_;

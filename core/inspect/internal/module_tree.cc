@@ -187,8 +187,8 @@ void ModuleRows::AddStep(size_t column, const TensorStates& states,
   for (auto& [node, level] : changed) {
     for (const TensorState* const tensor : tensors_of_[node]) {
       level.bytes += tensor->bytes;
-      level.nans += tensor->nans();
-      level.infs += tensor->infs();
+      level.nans += tensor->nans;
+      level.infs += tensor->infs;
       if (tensor->values) level.abs_max = std::fmax(level.abs_max, tensor->values->abs_max());
     }
     own_[node] = level;

@@ -81,7 +81,10 @@ TensorState AddUp(std::vector<ChunkState> chunks, uint64_t step) {
     is_known &= chunk.values.has_value();
     if (chunk.values) values.Add(*chunk.values, static_cast<double>(chunk.length_bytes));
   }
-  if (is_known) tensor.values = values.Finish();
+  StoredStatistics known = values.Finish();
+  tensor.nans = known.nans;
+  tensor.infs = known.infs;
+  if (is_known) tensor.values = known;
   return tensor;
 }
 
@@ -91,14 +94,16 @@ void AddChange(const TensorState& before, TensorStateMap::value_type& after,
                std::vector<TensorChange>& changes) {
   after.second.node = before.node;
   const uint64_t changed = ChangedBytes(before.chunks, after.second.chunks);
-  if (changed == 0) {
-    after.second.last_changed_step = before.last_changed_step;
-  } else {
-    changes.push_back({.kind = Kind::kChanged,
-                       .tensor = &after,
-                       .changed_bytes = changed,
-                       .values_before = before.values});
-  }
+  if (changed == 0) after.second.last_changed_step = before.last_changed_step;
+  const bool has_same_values = before.values.has_value() == after.second.values.has_value() &&
+                               before.nans == after.second.nans && before.infs == after.second.infs;
+  if (changed == 0 && has_same_values) return;
+  changes.push_back({.kind = Kind::kChanged,
+                     .tensor = &after,
+                     .changed_bytes = changed,
+                     .values_before = before.values,
+                     .nans_before = before.nans,
+                     .infs_before = before.infs});
 }
 
 TensorChange Added(TensorStateMap::value_type& tensor) {

@@ -38,9 +38,9 @@ struct TensorState {
   /// The recorded values, combined from all chunks, which weigh as many bytes as they have; without
   /// a count. Empty if a chunk has none.
   std::optional<StoredStatistics> values;
-
-  uint64_t nans() const { return values ? values->nans : 0; }
-  uint64_t infs() const { return values ? values->infs : 0; }
+  // Those of the chunks that have statistics, also if others have none.
+  uint64_t nans = 0;
+  uint64_t infs = 0;
 };
 
 /// By FQN.
@@ -52,10 +52,13 @@ struct TensorChange {
   TensorStateMap::value_type* tensor = nullptr;  // null if it was removed
   uint32_t removed_node = 0;                     // the node of a removed tensor
   /// Bytes in chunks that differ, or have pages of another size: without a read of their bytes, it
-  /// is not known whether these differ. All bytes if added or removed.
+  /// is not known whether these differ. All bytes if added or removed; 0 if only the statistics
+  /// differ, because a save has added those of unchanged chunks.
   uint64_t changed_bytes = 0;
-  /// The values of a changed tensor in the step before.
+  // A changed tensor in the step before.
   std::optional<StoredStatistics> values_before;
+  uint64_t nans_before = 0;
+  uint64_t infs_before = 0;
 };
 
 /// Threads: one.

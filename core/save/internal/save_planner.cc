@@ -195,7 +195,7 @@ Result<std::vector<SavePlanner::LeafTensor>> SavePlanner::ReadLeaves(const State
     if (options_.statistics && state.tensors[slot].device != kHostDevice) {
       return Fail(Error{.code = ErrorCode::kInvalidArgument,
                         .message = "a save does not compute the statistics of tensors in device "
-                                   "memory; save without statistics; kv-dump show computes them",
+                                   "memory; save without them; kv-admin statistics adds them later",
                         .key = leaves[i].fqn});
     }
     const auto sharding = state.shardings.find(slot);

@@ -39,14 +39,13 @@ Result<std::optional<std::vector<std::byte>>> MovedRecord(const LiveRanges& move
 /// The destructor removes the tables that no committed step has.
 class StepRewriter {
  public:
-  /// Payload was moved to the segments `added`. All arguments outlive it.
-  StepRewriter(StoreState& state, const LiveRanges& moves, std::span<const SegmentInfo> added);
+  /// All arguments outlive it.
+  StepRewriter(StoreState& state, const ChunkChanges& changes, std::span<const SegmentInfo> added);
   ~StepRewriter();
   StepRewriter(const StepRewriter&) = delete;
   StepRewriter& operator=(const StepRewriter&) = delete;
 
-  /// Writes new tables for the steps of the newest root that use a segment from which payload
-  /// was moved and that were not rewritten yet.
+  /// Writes new tables for the affected steps of the newest root that were not rewritten yet.
   Result<void> Rewrite();
   /// Rewrites the steps that have been committed since Rewrite, and commits all.
   Result<uint64_t> Commit();
@@ -57,11 +56,10 @@ class StepRewriter {
     StepEntry entry;
   };
   Result<void> RewriteStep(const StepEntryPtr& old_entry, const StepEntry* base);
-  Result<bool> IsAffected(const StepEntry& entry) const;
   Result<void> ForgetStale();
 
   StoreState& state_;
-  const LiveRanges& moves_;
+  const ChunkChanges& changes_;
   std::map<uint64_t, SegmentInfo> added_;
   std::map<uint64_t, SegmentInfo> replaced_;
   std::map<uint64_t, Rewritten> rewritten_;  // by step
@@ -69,9 +67,9 @@ class StepRewriter {
   bool is_committed_ = false;
 };
 
-StepRewriter::StepRewriter(StoreState& state, const LiveRanges& moves,
+StepRewriter::StepRewriter(StoreState& state, const ChunkChanges& changes,
                            std::span<const SegmentInfo> added)
-    : state_(state), moves_(moves) {
+    : state_(state), changes_(changes) {
   for (const SegmentInfo& info : added) added_[info.segment_id] = info;
 }
 
@@ -92,12 +90,6 @@ StepRewriter::~StepRewriter() {
   });
 }
 
-Result<bool> StepRewriter::IsAffected(const StepEntry& entry) const {
-  CAIRN_TRY_ASSIGN(const auto usage, UsageOf(state_, entry));
-  return std::ranges::any_of(
-      usage, [this](const SegmentUse& use) { return moves_.Contains(use.segment.id); });
-}
-
 Result<void> StepRewriter::Rewrite() {
   const auto root = CurrentRoot(state_);
   CAIRN_TRY_ASSIGN(const auto entries, root->steps.All());
@@ -106,7 +98,7 @@ Result<void> StepRewriter::Rewrite() {
     const uint64_t step = entry->info.step;
     auto found = rewritten_.find(step);
     if (found == rewritten_.end() || found->second.old_entry != entry) {
-      CAIRN_TRY_ASSIGN(const bool is_affected, IsAffected(*entry));
+      CAIRN_TRY_ASSIGN(const bool is_affected, changes_.may_affect(*entry));
       if (is_affected) CAIRN_TRY(RewriteStep(entry, before));
       found = rewritten_.find(step);
     }
@@ -126,8 +118,8 @@ Result<void> StepRewriter::RewriteStep(const StepEntryPtr& old_entry, const Step
   }
   const auto add = [&](const TableRecord& record) -> Result<void> {
     if (record.column() != Column::kChunks) return table.Add(record);
-    CAIRN_TRY_ASSIGN(const auto moved, MovedRecord(moves_, record.value));
-    return table.Add({.key = record.key, .value = moved ? *moved : record.value});
+    CAIRN_TRY_ASSIGN(const auto changed, changes_.change(record.key.substr(1), record.value));
+    return table.Add({.key = record.key, .value = changed ? *changed : record.value});
   };
   CAIRN_TRY(stack.ScanContents(
       [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
@@ -139,7 +131,7 @@ Result<void> StepRewriter::RewriteStep(const StepEntryPtr& old_entry, const Step
                  [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
                    CAIRN_TRY(add({.key = key, .value = record}));
                    CAIRN_TRY_ASSIGN(SegmentInfo info, DecodeSegment(record));
-                   if (moves_.Contains(info.segment_id))
+                   if (changes_.replaces && changes_.replaces(info.segment_id))
                      replaced_[info.segment_id] = std::move(info);
                    return true;
                  }));
@@ -188,11 +180,24 @@ Result<uint64_t> StepRewriter::Commit() {
 
 }  // namespace
 
+Result<uint64_t> CommitChunkChanges(StoreState& state, const ChunkChanges& changes,
+                                    std::span<const SegmentInfo> added) {
+  StepRewriter rewriter(state, changes, added);
+  CAIRN_TRY(rewriter.Rewrite());
+  return rewriter.Commit();
+}
+
 Result<uint64_t> CommitMoves(StoreState& state, const LiveRanges& moves, PayloadMover& mover) {
   CAIRN_TRY(mover.Seal());
-  StepRewriter rewriter(state, moves, mover.segments());
-  CAIRN_TRY(rewriter.Rewrite());
-  auto committed = rewriter.Commit();
+  const ChunkChanges changes{
+      .may_affect = [&](const StepEntry& entry) -> Result<bool> {
+        CAIRN_TRY_ASSIGN(const auto usage, UsageOf(state, entry));
+        return std::ranges::any_of(
+            usage, [&](const SegmentUse& use) { return moves.Contains(use.segment.id); });
+      },
+      .change = [&](std::string_view, auto record) { return MovedRecord(moves, record); },
+      .replaces = [&](uint64_t segment_id) { return moves.Contains(segment_id); }};
+  auto committed = CommitChunkChanges(state, changes, mover.segments());
   if (committed || state.outcome_unknown) mover.Keep();
   return committed;
 }
