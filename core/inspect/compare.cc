@@ -462,10 +462,14 @@ Result<Diff> CompareSteps(const kv::Store& store, uint64_t step_a, uint64_t step
 }
 
 Result<void> FindVersions(const kv::Store& store, const std::string& fqn,
-                          const VersionVisitor& visit) {
+                          const VersionVisitor& visit, std::span<const kv::StepInfo> steps) {
   using internal::Entry;
   CAIRN_TRY_ASSIGN(const auto snapshot, store.Latest());
-  CAIRN_TRY_ASSIGN(const std::vector<kv::StepInfo> steps, snapshot->Steps());
+  std::vector<kv::StepInfo> all_steps;
+  if (steps.empty()) {
+    CAIRN_TRY_ASSIGN(all_steps, snapshot->Steps());
+    steps = all_steps;
+  }
   const std::string names[] = {fqn};
   Mutex reading;
   internal::StepView view{.snapshot = snapshot, .step = {}, .directory = store.directory()};
@@ -488,7 +492,9 @@ Result<void> FindVersions(const kv::Store& store, const std::string& fqn,
                      : internal::WholeChange(KeyChange::Kind::kRemoved, *last);
     }
     is_found |= entry.has_value();
-    if (change) CAIRN_TRY(visit({.step = step, .change = *std::move(change)}));
+    if (change) {
+      CAIRN_TRY(visit({.step = step, .before = view_before.step, .change = *std::move(change)}));
+    }
     before = std::move(contents);  // the vectors to which the entry refers stay where they are
     last = entry;
     view_before.step = step;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -31,7 +32,8 @@ struct Diff {
 /// A step at which a key differs from the step before.
 struct KeyVersion {
   kv::StepInfo step;
-  KeyChange change;  // from the step before; kAdded at the first step that has the key
+  kv::StepInfo before;  // the step before, unless `step` is the first one
+  KeyChange change;     // from the step before; kAdded at the first step that has the key
 };
 
 /// Called with one version after another. An error ends the search.
@@ -44,9 +46,10 @@ Result<Diff> CompareSteps(const kv::Store& store, uint64_t step_a, uint64_t step
                           const KeyPatterns& patterns = {});
 
 /// Calls `visit` with the steps at which a key, or the bytes of its tensor, differ from the step
-/// before, in ascending order. Compares digests, as CompareSteps does. kNotFound: no step has such
-/// a key. Cost: a few lookups per step.
+/// before, in the order of `steps`; if there are none, all steps of the store, in ascending order.
+/// Compares digests, as CompareSteps does. kNotFound: no step has such a key, or one of `steps` was
+/// deleted. Cost: a few lookups per step.
 Result<void> FindVersions(const kv::Store& store, const std::string& fqn,
-                          const VersionVisitor& visit);
+                          const VersionVisitor& visit, std::span<const kv::StepInfo> steps = {});
 
 }  // namespace cairn::core

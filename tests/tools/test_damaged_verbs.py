@@ -20,6 +20,7 @@ SHARES = 4  # tests that divide them, so that they can run at the same time
 READS = (
     "kv-dump {s}|kv-dump steps {s}|kv-dump keys {s}@2 --json|kv-dump chunks {s}|kv-dump show {s} w"
     "|kv-dump diff {s}@1 {s}@3 --values|kv-dump history {s} w|kv-dump space {s}"
+    "|kv-dump log {s}|kv-dump blame {s} w --values"
     "|kv-dump segments {s}|kv-dump verify {s}|kv-dump report {s} -o {o}/report.html"
     "|kv-admin export {s}@2 {o}/w.safetensors w ids --overwrite|kv-admin export {s} {o}/model.pt"
     "|kv-admin push {s}@1,2,3 {o}/copy|kv-admin compact {s} --dry-run"
@@ -28,7 +29,8 @@ WRITES = (
     "kv-admin compact {s} --no-grace|kv-admin merge {s}@{{1,2}} --into 9|kv-admin delete {s} 1"
     "|kv-admin rename {s}@3 w=v --into 9|kv-admin graft {s}@3 --from 1 ids --into 9"
     "|kv-admin tag {s}@1 good|kv-admin prune {s} --keep-last 1|kv-admin fork {s}@1 --into 9"
-    "|kv-admin repair {s} --from {o}/other|kv-admin push {o}/other {s}|kv-admin rebuild {s}"
+    "|kv-admin statistics {s}@{{1,2,3}}|kv-admin repair {s} --from {o}/other"
+    "|kv-admin push {o}/other {s}|kv-admin rebuild {s}"
 )
 
 

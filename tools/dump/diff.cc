@@ -95,16 +95,6 @@ Json RowJson(const core::KeyChange& change, const std::optional<ValueDifference>
   return json;
 }
 
-std::string DifferenceText(const ValueDifference& values) {
-  std::string text =
-      fmt::format("{} of elements", Percent(values.differing_elements, values.elements));
-  if (values.numeric) text += fmt::format(", by up to {:.4g}", values.largest_absolute);
-  if (values.not_comparable > 0) {
-    text += fmt::format(", {} NaN or Inf", GroupedCount(values.not_comparable));
-  }
-  return text;
-}
-
 std::vector<Column> Columns(bool has_values) {
   std::vector<Column> columns = {Left("CHANGE"), Flexible("FQN"), Right("BYTES"), Right("OF")};
   if (has_values) columns.push_back(Left("VALUES DIFFER IN"));

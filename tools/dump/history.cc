@@ -22,17 +22,6 @@ namespace {
 
 using OptionalStatistics = std::optional<core::StoredStatistics>;
 
-/// Returns what the save recorded about the values of a version.
-Result<OptionalStatistics> FindStatistics(const OpenedStore& opened, const std::string& fqn,
-                                          const core::KeyVersion& version) {
-  const core::KeyChange& change = version.change;
-  if (!change.is_tensor || change.kind == core::KeyChange::Kind::kRemoved) return std::nullopt;
-  CAIRN_TRY_ASSIGN(const core::TensorInfo tensor, opened.store->FindTensor(version.step, fqn));
-  CAIRN_TRY_ASSIGN(auto found,
-                   core::FindStatistics(opened.store->kv(), version.step, {&tensor, 1}));
-  return found.front();
-}
-
 std::vector<Column> VersionColumns(bool has_statistics) {
   std::vector<Column> columns = {Right("STEP"),  Left("SAVED"), Left("CHANGE"),
                                  Right("BYTES"), Right("OF"),   Flexible("DETAIL")};
@@ -66,7 +55,7 @@ Result<int> DumpHistory(const DumpRun& run) {
   bool has_statistics = false;
   auto found = core::FindVersions(
       opened.store->kv(), fqn, [&](const core::KeyVersion& version) -> Result<void> {
-        CAIRN_TRY_ASSIGN(const OptionalStatistics statistics, FindStatistics(opened, fqn, version));
+        CAIRN_TRY_ASSIGN(const OptionalStatistics statistics, FindStatistics(opened, version));
         // Columns for statistics begin, in a new table, with the first version that has some.
         if (!rows || (!run.json && statistics && !has_statistics)) {
           if (rows) CAIRN_TRY(rows->Finish());

@@ -47,6 +47,16 @@ CommandLine MakeCommandLine(DumpRun& run) {
        .arguments = {json, store, where},
        .examples = {"kv-dump steps runs/gpt", "kv-dump steps runs/gpt --where 'nan>0'"},
        .run = Runs(DumpSteps, run)},
+      {.name = "log",
+       .usage = "log STORE",
+       .summary = "The tree of steps: which step continued from which, forks and runs",
+       .arguments = {json, store},
+       .examples = {"kv-dump log runs/gpt",
+                    "kv-dump log runs/gpt --json | jq '.steps[] | [.step, .parent.step]'"},
+       .notes = "The newest step is first, and each step is above its parent. A parent that was "
+                "deleted\n"
+                "or replaced is shown as 'o'.",
+       .run = Runs(DumpLog, run)},
       {.name = "keys",
        .usage = "keys STORE[@STEP] [PATTERN...]",
        .summary = "One row per key: tensors and plain values",
@@ -98,6 +108,23 @@ CommandLine MakeCommandLine(DumpRun& run) {
        .examples = {"kv-dump history runs/gpt model.wte.weight",
                     "kv-dump history runs/gpt train.lr"},
        .run = Runs(DumpHistory, run)},
+      {.name = "blame",
+       .usage = "blame STORE[@STEP] FQN [--values]",
+       .summary = "The steps that changed a key on the way to a step, and by how much",
+       .arguments = {json, address, key,
+                     Flag("--values", run.values,
+                          "Read the tensor before and after each change, and report by how much "
+                          "the values differ")},
+       .examples = {"kv-dump blame runs/gpt model.wte.weight",
+                    "kv-dump blame runs/gpt@best model.wte.weight --values"},
+       .notes = "Follows the parents of the step, so that other branches do not count; history "
+                "compares\n"
+                "all steps in the order of their numbers. Digests are compared, and payload is "
+                "read only\n"
+                "with --values, or if two steps cut the tensor into different chunks. MEAN BY is "
+                "known if\n"
+                "statistics were recorded.",
+       .run = Runs(DumpBlame, run)},
       {.name = "records",
        .usage = "records STORE[@STEP] [NAME]",
        .summary = "One row per record that an application has stored with the step",

@@ -3,6 +3,8 @@
 
 #include "tools/dump/tensor_values.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -12,6 +14,7 @@
 
 #include "core/load/load_options.h"
 #include "core/tensor/chunk_grid.h"
+#include "tools/common/quantities.h"
 #include "tools/dump/contents_json.h"
 
 namespace cairn::tools {
@@ -235,6 +238,16 @@ Json DifferenceJson(const ValueDifference& difference) {
     json["not_comparable_elements"] = difference.not_comparable;
   }
   return json;
+}
+
+std::string DifferenceText(const ValueDifference& difference) {
+  std::string text =
+      fmt::format("{} of elements", Percent(difference.differing_elements, difference.elements));
+  if (difference.numeric) text += fmt::format(", by up to {:.4g}", difference.largest_absolute);
+  if (difference.not_comparable > 0) {
+    text += fmt::format(", {} NaN or Inf", GroupedCount(difference.not_comparable));
+  }
+  return text;
 }
 
 }  // namespace cairn::tools

@@ -80,5 +80,7 @@ Result<ValueDifference> CompareTensors(const core::CheckpointStore& store, const
 
 /// Returns an object with the numbers of elements and the largest difference.
 Json DifferenceJson(const ValueDifference& difference);
+/// "1.2 % of elements, by up to 0.5".
+std::string DifferenceText(const ValueDifference& difference);
 
 }  // namespace cairn::tools

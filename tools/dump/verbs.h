@@ -17,14 +17,14 @@ struct DumpRun {
   Output* out = nullptr;
   bool json = false;    // one JSON document instead of text
   std::string address;  // the store, with its step if the verb takes one
-  std::string second;  // the other address of diff, which may be "@STEP"; the key of show, history;
-                       // the name of records, which may be empty
+  std::string second;  // the other address of diff, which may be "@STEP"; the key of show, history,
+                       // blame; the name of records, which may be empty
   std::vector<std::string> patterns;  // keys to select; none: all
   std::string where;                  // a StatisticsFilter; empty: all tensors
   bool statistics = false;            // keys: shows them, as `where` does
   std::string slice;                  // show: as Python writes it; empty: the complete tensor
   bool all = false;                   // show: every value, regardless of their number
-  bool values = false;                // diff: compares the elements of changed tensors
+  bool values = false;                // diff, blame: compares the elements of changed tensors
   uint64_t depth = 2;                 // space
   bool segments = false;              // space: of segments, instead of keys
   std::string max_rate;               // verify: per second, such as 50M; empty: no limit
@@ -43,6 +43,7 @@ inline void PrintRemark(const DumpRun& run, std::string_view text) {
 // Each verb prints what the user asked for, and returns the exit status of the program.
 Result<int> DumpOverview(const DumpRun& run);
 Result<int> DumpSteps(const DumpRun& run);
+Result<int> DumpLog(const DumpRun& run);
 Result<int> DumpKeys(const DumpRun& run);
 Result<int> DumpShow(const DumpRun& run);
 Result<int> DumpChunks(const DumpRun& run);
@@ -51,6 +52,7 @@ Result<int> DumpSegments(const DumpRun& run);
 Result<int> DumpSpace(const DumpRun& run);
 Result<int> DumpDiff(const DumpRun& run);
 Result<int> DumpHistory(const DumpRun& run);
+Result<int> DumpBlame(const DumpRun& run);
 Result<int> DumpVerify(const DumpRun& run);
 Result<int> DumpReport(const DumpRun& run);
 Result<int> DumpServe(const DumpRun& run);
