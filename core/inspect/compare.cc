@@ -206,9 +206,7 @@ Result<uint64_t> ChangedBytes(const StepView& view_a, const TensorInfo& a, const
     CAIRN_TRY_ASSIGN(const TensorInfo owner_a, FindOwner(view_a, a));
     CAIRN_TRY_ASSIGN(const TensorInfo owner_b, FindOwner(view_b, b));
     CAIRN_TRY_ASSIGN(const auto changed, ChangedByDigest(view_a, owner_a, view_b, owner_b));
-    const bool is_all = a.shape == owner_a.shape && a.dtype == owner_a.dtype &&
-                        a.alias_strides == RowMajorStrides(a.shape);
-    if (changed && (*changed == 0 || is_all)) return *changed;
+    if (changed && (*changed == 0 || IsWholeOwner(a, owner_a))) return *changed;
   }
   const MutexLock lock(reading);
   if (!CheckRepeats({&a, 1}) || !CheckRepeats({&b, 1})) {

@@ -20,7 +20,7 @@ SHARES = 4  # tests that divide them, so that they can run at the same time
 READS = (
     "kv-dump {s}|kv-dump steps {s}|kv-dump keys {s}@2 --json|kv-dump chunks {s}|kv-dump show {s} w"
     "|kv-dump diff {s}@1 {s}@3 --values|kv-dump history {s} w|kv-dump space {s}"
-    "|kv-dump log {s}|kv-dump blame {s} w --values"
+    "|kv-dump log {s}|kv-dump blame {s} w --values|kv-dump fingerprint {s} --sha256"
     "|kv-dump segments {s}|kv-dump verify {s}|kv-dump report {s} -o {o}/report.html"
     "|kv-admin export {s}@2 {o}/w.safetensors w ids --overwrite|kv-admin export {s} {o}/model.pt"
     "|kv-admin push {s}@1,2,3 {o}/copy|kv-admin compact {s} --dry-run"

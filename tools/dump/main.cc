@@ -125,6 +125,26 @@ CommandLine MakeCommandLine(DumpRun& run) {
                 "known if\n"
                 "statistics were recorded.",
        .run = Runs(DumpBlame, run)},
+      {.name = "fingerprint",
+       .usage = "fingerprint STORE[@STEP] [PATTERN...]",
+       .summary = "One number for the tensors of a step, however they are stored",
+       .arguments = {json, address, patterns,
+                     Option("--under", "KEY", &run.under,
+                            "Only the tensors below this key, by their names without it"),
+                     Flag("--sha256", run.sha256,
+                          "SHA-256, which nobody can make collide; reads all bytes"),
+                     Flag("--list", run.list,
+                          "Print the text of which it is the hash, one line per tensor, to sign "
+                          "or to compare it")},
+       .examples = {"kv-dump fingerprint runs/gpt@100",
+                    "kv-dump fingerprint runs/gpt@100 --under model",
+                    "kv-dump fingerprint runs/gpt@100 --sha256 --list > gpt.fingerprint"},
+       .notes =
+           "Depends on the names, dtypes, shapes and bytes of tensors alone, not on chunks, ranks "
+           "or\n"
+           "formats; plain values do not count. docs/fingerprint.md defines it. Without --sha256,\n"
+           "recorded digests are combined, and payload is read only of chunks that do not fit.",
+       .run = Runs(DumpFingerprint, run)},
       {.name = "records",
        .usage = "records STORE[@STEP] [NAME]",
        .summary = "One row per record that an application has stored with the step",

@@ -25,6 +25,9 @@ struct DumpRun {
   std::string slice;                  // show: as Python writes it; empty: the complete tensor
   bool all = false;                   // show: every value, regardless of their number
   bool values = false;                // diff, blame: compares the elements of changed tensors
+  std::string under;                  // fingerprint: only the tensors below this key
+  bool sha256 = false;                // fingerprint
+  bool list = false;                  // fingerprint: the text of which it is the hash
   uint64_t depth = 2;                 // space
   bool segments = false;              // space: of segments, instead of keys
   std::string max_rate;               // verify: per second, such as 50M; empty: no limit
@@ -53,6 +56,7 @@ Result<int> DumpSpace(const DumpRun& run);
 Result<int> DumpDiff(const DumpRun& run);
 Result<int> DumpHistory(const DumpRun& run);
 Result<int> DumpBlame(const DumpRun& run);
+Result<int> DumpFingerprint(const DumpRun& run);
 Result<int> DumpVerify(const DumpRun& run);
 Result<int> DumpReport(const DumpRun& run);
 Result<int> DumpServe(const DumpRun& run);

@@ -53,19 +53,6 @@ Result<Source> ReadSource(const kv::Store& store, const std::shared_ptr<const kv
   return source;
 }
 
-// True if the alias has all elements of its owner, in the same order.
-bool IsWholeOwner(const TensorInfo& alias, const TensorInfo& owner) {
-  if (alias.dtype != owner.dtype || alias.shape != owner.shape || alias.alias_offset_bytes != 0) {
-    return false;
-  }
-  uint64_t stride = 1;
-  for (size_t i = alias.shape.size(); i-- > 0;) {
-    if (alias.shape[i] != 1 && alias.alias_strides[i] != stride) return false;
-    stride *= alias.shape[i];
-  }
-  return true;
-}
-
 // Adds the records of the leaves of one source.
 class RecordMover {
  public:

@@ -180,6 +180,18 @@ Result<void> CheckAlias(const TensorInfo& alias, const TensorInfo& owner) {
       .key = alias.fqn});
 }
 
+bool IsWholeOwner(const TensorInfo& alias, const TensorInfo& owner) {
+  if (alias.dtype != owner.dtype || alias.shape != owner.shape || alias.alias_offset_bytes != 0) {
+    return false;
+  }
+  uint64_t stride = 1;
+  for (size_t i = alias.shape.size(); i-- > 0;) {
+    if (alias.shape[i] != 1 && alias.alias_strides[i] != stride) return false;
+    stride *= alias.shape[i];
+  }
+  return true;
+}
+
 Result<std::vector<TensorInfo>> FindNamed(const StepView& view, std::vector<std::string> fqns) {
   SortUnique(fqns);
   return FindTensors(view, fqns);

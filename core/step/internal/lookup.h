@@ -92,6 +92,9 @@ Result<TensorInfo> FindOwner(const StepView& view, const TensorInfo& alias);
 /// bytes outside the owner's payload, or the owner is an alias itself.
 Result<void> CheckAlias(const TensorInfo& alias, const TensorInfo& owner);
 
+/// Returns whether the alias has all elements of its owner, in the same order.
+bool IsWholeOwner(const TensorInfo& alias, const TensorInfo& owner);
+
 /// Returns the records of `fqns`, which may repeat and may be in any order, in key order without
 /// duplicates. Errors: see FindTensors.
 Result<std::vector<TensorInfo>> FindNamed(const StepView& view, std::vector<std::string> fqns);
