@@ -17,11 +17,12 @@ int main(int argc, char** argv) {
       .version = CAIRN_VERSION,
       .summary = "Changes a Cairn store.",
       .usage = "kv-admin VERB STORE ...",
-      .verbs = {ImportVerb(),      ExportVerb(), DeleteVerb(),  TagVerb(),         UntagVerb(),
-                PolicyVerb(),      PruneVerb(),  CompactVerb(), CompressionVerb(), StatisticsVerb(),
-                RebuildVerb(),     RepairVerb(), RenameVerb(),  DropVerb(),        GraftVerb(),
-                ForkVerb(),        MergeVerb(),  PushVerb(),    PullVerb(),        MirrorVerb(),
-                CheckStorageVerb()},
+      .verbs = {ImportVerb(),      ExportVerb(),      DeleteVerb(),  TagVerb(),
+                UntagVerb(),       PolicyVerb(),      PruneVerb(),   CompactVerb(),
+                CompressionVerb(), StatisticsVerb(),  RebuildVerb(), RepairVerb(),
+                RenameVerb(),      DropVerb(),        GraftVerb(),   ForkVerb(),
+                MergeVerb(),       PushVerb(),        PullVerb(),    MirrorVerb(),
+                BisectVerb(),      CheckStorageVerb()},
       .notes =
           "`kv-admin VERB --help` lists the options of a verb, with examples.\n"
           "Exit status: 0 success; 1 damage remains (repair); 2 failure, which leaves the "

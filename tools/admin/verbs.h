@@ -29,6 +29,8 @@ Verb PruneVerb();
 // How payload is stored.
 Verb CompactVerb();
 Verb CompressionVerb();
+// Which step changed what a command needs.
+Verb BisectVerb();
 // What is known about values.
 Verb StatisticsVerb();
 // Damaged stores.
