@@ -71,7 +71,7 @@ template <typename Body>
 int RunInChild(const Body& body) {
   const pid_t child = ::fork();
   if (child == 0) {
-    ::alarm(20);  // a hang is a failure
+    ::alarm(250);  // a hang is a failure
     ::_exit(body());
   }
   int status = 0;
