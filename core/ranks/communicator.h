@@ -78,8 +78,8 @@ class Communicator {
   /// over this communicator, which remains usable.
   virtual Result<std::unique_ptr<Communicator>> Split(uint32_t color, uint32_t key) = 0;
 
-  /// The next call takes at most `timeout`, if that is less than `timeout()`: the first call of what
-  /// all ranks should do together. Has no effect where ranks do not wait, and for NCCL.
+  /// The next call takes at most `timeout`, if that is less than `timeout()`: the first call of
+  /// what all ranks should do together. Has no effect where ranks do not wait, and for NCCL.
   virtual void LimitNextCall([[maybe_unused]] std::chrono::milliseconds timeout) {}
 
   /// Ends the call that another thread waits in, and the next call if there is none, with

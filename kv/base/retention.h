@@ -48,19 +48,19 @@ std::string FormatKeepBest(const KeepBest& best);
 /// or one has an impossible name or keeps no step.
 Result<void> CheckRetention(const RetentionPolicy& policy);
 
-/// The latest step of a store is the one that was saved last, unless its number is not above that of
-/// the step from which it continued, as that of an old checkpoint that is imported: then it is that
-/// one. Returns the number of the step that precedes `saved` in this way; nothing if none does.
+/// The latest step of a store is the one that was saved last, unless its number is not above that
+/// of the step from which it continued, as that of an old checkpoint that is imported: then it is
+/// that one. Returns the number of the step that precedes `saved` in this way, or nothing.
 /// `numbers` are those of all steps, ascending.
 std::optional<uint64_t> LaterThanSaved(const StepInfo& saved, std::span<const uint64_t> numbers);
 
 /// Returns the latest of `steps`, ascending; nothing if there are none.
 std::optional<uint64_t> LatestOf(std::span<const StepInfo> steps);
 
-/// Returns `end` and the steps on its line, each followed by the one from which it continued, or, if
-/// that does not exist any more, by the highest one below that. Steps that were saved later, or from
-/// which a run has gone back to a lower one, are not among them. `steps` are all steps of a store,
-/// ascending.
+/// Returns `end` and the steps on its line, each followed by the one from which it continued, or,
+/// if that does not exist any more, by the highest one below that. Steps that were saved later, or
+/// from which a run has gone back to a lower one, are not among them. `steps` are all steps of a
+/// store, ascending.
 std::vector<uint64_t> LineOf(std::span<const StepInfo> steps, uint64_t end);
 
 /// Returns the steps, ascending, that neither the policy nor a tag keeps. `steps` are all steps of

@@ -38,7 +38,7 @@ class Snapshot {
   /// Returns the steps, in ascending order. kDataLoss, kUnavailable: the entries of older steps
   /// cannot be read. Cost: one read for about each 50 steps that are older than the last 64.
   Result<std::vector<StepInfo>> Steps() const;
-  /// Returns the steps to delete (kv/base/retention.h): by default along the line of the latest step,
+  /// Returns the steps to delete (kv/base/retention.h), by default along the line of the latest,
   /// otherwise along that of `newest`, which then remains. kDataLoss, kUnavailable: see Steps.
   Result<std::vector<uint64_t>> StepsToDelete(const RetentionPolicy& policy,
                                               std::optional<uint64_t> newest = {}) const;

@@ -12,7 +12,6 @@
 #include <algorithm>
 #include <chrono>
 #include <deque>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string_view>
@@ -41,11 +40,6 @@
 namespace cairn::python {
 namespace {
 
-template <typename T>
-constexpr bool kIsResult = false;
-template <typename T>
-constexpr bool kIsResult<Result<T>> = true;
-
 // Raises Invalid. Requires the GIL.
 kv::RetentionPolicy ToPolicy(uint64_t keep_last, uint64_t keep_every,
                              const std::vector<std::string>& keep_best) {
@@ -57,45 +51,6 @@ kv::RetentionPolicy ToPolicy(uint64_t keep_last, uint64_t keep_every,
 }
 
 }  // namespace
-
-template <typename Work>
-auto StoreBinding::Use(const Work& work) const {
-  process_.Check();
-  return Unwrap(OutsideGil([&] { return UseWithoutGil(work); }));
-}
-
-template <typename Work>
-auto StoreBinding::UseWithoutGil(const Work& work) const {
-  using Returned = decltype(work(*store_));
-  const auto closed = [] {
-    return Returned(Fail(ErrorCode::kFailedPrecondition, "the store is closed; open it again"));
-  };
-  if (closing_count_ > 0) return closed();
-  const ReaderMutexLock open(close_mutex_);
-  if (!store_) return closed();
-  return work(*store_);
-}
-
-template <typename Work>
-auto StoreBinding::UseWatched(const Work& work) const {
-  process_.Check();
-  SignalWatch watch;
-  auto result = OutsideGil([&] {
-    return UseWithoutGil([&](core::CheckpointStore& store) { return work(store, watch); });
-  });
-  watch.Rethrow();
-  return Unwrap(std::move(result));
-}
-
-template <typename Work>
-auto StoreBinding::AskLatest(const Work& work) const {
-  using Returned = std::invoke_result_t<Work, const kv::Snapshot&>;
-  using Asked = std::conditional_t<kIsResult<Returned>, Returned, Result<Returned>>;
-  return Use([&](core::CheckpointStore& store) -> Asked {
-    CAIRN_TRY_ASSIGN(const auto snapshot, store.kv().Latest());
-    return work(std::as_const(*snapshot));
-  });
-}
 
 StoreBinding::StoreBinding(const std::string& address, bool writable,
                            std::shared_ptr<CommunicatorBinding> communicator,
@@ -127,27 +82,6 @@ StoreBinding::~StoreBinding() {
   const GilRelease no_gil;
   saver_.reset();
   store_.reset();
-}
-
-std::vector<uint64_t> StoreBinding::LineWith(const std::vector<const StoreBinding*>& others,
-                                             std::optional<uint64_t> end,
-                                             std::optional<uint64_t> base) const {
-  std::map<uint64_t, kv::StepInfo> found;
-  const auto add = [&](const kv::Snapshot& now) -> Result<void> {
-    CAIRN_TRY_ASSIGN(const std::vector<kv::StepInfo> steps, now.Steps());
-    for (const kv::StepInfo& step : steps) {
-      kv::StepInfo& known = found.try_emplace(step.step, step).first->second;
-      if (step.created_unix_ns > known.created_unix_ns) known = step;
-    }
-    return {};
-  };
-  AskLatest(add);
-  for (const StoreBinding* other : others) other->AskLatest(add);
-  if (base) found.erase(*base);
-  std::vector<kv::StepInfo> steps;
-  for (auto& [number, step] : found) steps.push_back(std::move(step));
-  if (!end) end = kv::LatestOf(steps);
-  return end ? kv::LineOf(steps, *end) : std::vector<uint64_t>();
 }
 
 std::vector<kv::CopiedStep> StoreBinding::CopyFrom(const StoreBinding& source, nb::object progress,

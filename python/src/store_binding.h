@@ -7,6 +7,8 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "core/async_save.h"
@@ -15,8 +17,10 @@
 #include "kv/base/copy_options.h"
 #include "kv/base/mutex.h"
 #include "kv/base/options.h"
+#include "kv/read/snapshot.h"
 #include "python/src/communicator_binding.h"
 #include "python/src/convert.h"
+#include "python/src/errors.h"
 #include "python/src/gil.h"
 #include "python/src/load_plan.h"
 #include "python/src/process_guard.h"
@@ -113,5 +117,49 @@ class StoreBinding {
   Mutex saver_mutex_;  // AsyncSaver allows one caller at a time
   std::unique_ptr<core::AsyncSaver> saver_ CAIRN_GUARDED_BY(saver_mutex_);
 };
+
+template <typename T>
+inline constexpr bool kIsResult = false;
+template <typename T>
+inline constexpr bool kIsResult<Result<T>> = true;
+
+template <typename Work>
+auto StoreBinding::Use(const Work& work) const {
+  process_.Check();
+  return Unwrap(OutsideGil([&] { return UseWithoutGil(work); }));
+}
+
+template <typename Work>
+auto StoreBinding::UseWithoutGil(const Work& work) const {
+  using Returned = decltype(work(*store_));
+  const auto closed = [] {
+    return Returned(Fail(ErrorCode::kFailedPrecondition, "the store is closed; open it again"));
+  };
+  if (closing_count_ > 0) return closed();
+  const ReaderMutexLock open(close_mutex_);
+  if (!store_) return closed();
+  return work(*store_);
+}
+
+template <typename Work>
+auto StoreBinding::UseWatched(const Work& work) const {
+  process_.Check();
+  SignalWatch watch;
+  auto result = OutsideGil([&] {
+    return UseWithoutGil([&](core::CheckpointStore& store) { return work(store, watch); });
+  });
+  watch.Rethrow();
+  return Unwrap(std::move(result));
+}
+
+template <typename Work>
+auto StoreBinding::AskLatest(const Work& work) const {
+  using Returned = std::invoke_result_t<Work, const kv::Snapshot&>;
+  using Asked = std::conditional_t<kIsResult<Returned>, Returned, Result<Returned>>;
+  return Use([&](core::CheckpointStore& store) -> Asked {
+    CAIRN_TRY_ASSIGN(const auto snapshot, store.kv().Latest());
+    return work(std::as_const(*snapshot));
+  });
+}
 
 }  // namespace cairn::python

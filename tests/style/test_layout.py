@@ -109,6 +109,7 @@ OF_HEADER = {
         f"python/src/{part}.cc"
         for part in ("collectives", "conversions", "new_tensors", "step_part_binding")
     },
+    "python/src/store_binding.h": {"python/src/step_line.cc"},
 }
 
 

@@ -115,7 +115,7 @@ def _check_equal(
             f"{named_ranks(others)} hold{'s' if len(others) == 1 else ''} "
             f"{'another value' if is_value else 'other data'} than rank {lowest} under this key"
             + (f" (and so do ranks under {len(found) - 1} other keys)" if len(found) > 1 else "")
-            + ", and a step stores one: give each rank a key of its own, such as "
+            + ", and a step stores one: give each rank a separate key, such as "
             'f"name.{rank}", make them equal, or save with SaveTuning(differing="warn")'
         )
         if refuses:
