@@ -59,7 +59,10 @@ class Compaction {
   Result<CompactReport> Run() {
     while (true) {
       CAIRN_TRY_ASSIGN(const std::set<uint64_t> done, RunCompleteRound());
-      if (done.empty() || options_.dry_run) return report_;
+      if (done.empty() || options_.dry_run) {
+        report_.waiting_bytes = internal::WaitingBytes(internal::CurrentRoot(state_)->root);
+        return report_;
+      }
       finished_.insert(done.begin(), done.end());
     }
   }

@@ -324,6 +324,11 @@ Result<std::unique_ptr<StepWriter>> Store::Begin(uint64_t step, const BeginOptio
                       .message = "another save of this store is still running; wait for it",
                       .step = step});
   }
+  // In a multi-rank store, only rank 0 can remove objects, and the other ranks do not wait for it.
+  if (options.world_size > 1 && state_->writable && state_->storage->local_files() != nullptr) {
+    const MutexLock write_lock(state_->write_mutex);
+    internal::RemoveWaiting(*state_);
+  }
   const std::string attempt = options.attempt.empty() ? NextAttempt(step) : options.attempt;
   auto state = std::make_unique<internal::StepAttempt>(state_, step, options, attempt);
   state->continuation = std::move(from);
@@ -355,8 +360,11 @@ Result<Store::DeleteReport> Store::Delete(std::span<const uint64_t> steps, bool 
   const std::vector<uint64_t> removed(unique.begin(), unique.end());
   CAIRN_TRY_ASSIGN(internal::Unreachable unreachable,
                    Explained(state, internal::FindUnreachable(state, removed, nullptr)));
-  const DeleteReport report{
-      .steps = removed.size(), .segments = unreachable.segments, .freed_bytes = unreachable.bytes};
+  const internal::FreedSpace space = internal::SpaceAfter(state, unreachable);
+  const DeleteReport report{.steps = removed.size(),
+                            .segments = unreachable.segments,
+                            .freed_bytes = space.freed_bytes,
+                            .waiting_bytes = space.waiting_bytes};
   if (dry_run || removed.empty()) return report;
   CAIRN_TRY(
       Explained(state, internal::CommitChange(state, removed, nullptr, std::move(unreachable))));
@@ -425,6 +433,7 @@ Result<void> Store::Close() {
   for (const std::string& attempt : attempts) {
     internal::ForgetAttempt(*state.storage, attempt, /*keeps_failure=*/true);
   }
+  if (state.lease != nullptr) internal::RemoveWaiting(state);
   // The lease remains if it cannot be removed, so that a repeated close tries again.
   if (state.lease != nullptr) {
     const auto write_hint = [&]() -> Result<void> {

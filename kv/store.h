@@ -148,8 +148,11 @@ class Store {
   /// or closed, or it is unknown whether an earlier change was committed.
   struct DeleteReport {
     uint64_t steps = 0;
-    uint64_t segments = 0;
-    uint64_t freed_bytes = 0;
+    uint64_t segments = 0;     // segments that no step uses any more
+    uint64_t freed_bytes = 0;  // length of the objects that the call removes, of earlier steps too
+    /// Length of the objects, of these steps and of earlier ones, that a later change, or the close
+    /// of a store, removes after the grace period.
+    uint64_t waiting_bytes = 0;
   };
   Result<DeleteReport> Delete(std::span<const uint64_t> steps, bool dry_run = false);
 
@@ -171,7 +174,7 @@ class Store {
   /// Replaces the list of steps that the policy does not delete while this store is open.
   void KeepSteps(std::span<const uint64_t> steps);
 
-  /// Releases the lease. A repeated call has no effect, or tries again to remove the lease if that
+  /// Removes the objects whose grace period has passed, and releases the lease. A repeated call has no effect, or tries again to remove the lease if that
   /// has failed. kFailedPrecondition: a StepWriter exists, or a compaction is running.
   /// kUnavailable: the store is closed, but its lease cannot be removed: other processes of this
   /// host are refused until a repeated call removes it or this process ends, and processes of other

@@ -65,7 +65,10 @@ struct CompactReport {
   uint64_t new_bytes = 0;          // their length
   uint64_t folded_chunks = 0;      // chunks that no longer have deltas
   uint64_t compressed_chunks = 0;  // chunks that were compressed
-  uint64_t rewritten_steps = 0;    // steps with changed records; a step may count several times
+  /// Length of the objects, also of earlier changes, that no step uses and that a later change, or
+  /// the close of a store, removes after the grace period.
+  uint64_t waiting_bytes = 0;
+  uint64_t rewritten_steps = 0;  // steps with changed records; a step may count several times
 };
 
 }  // namespace cairn::kv

@@ -59,8 +59,9 @@ def open(
             multi-rank store, the value on rank 0 counts.
         grace: seconds for which the files of deleted and overwritten steps remain, so that readers
             can finish what they have begun to read; by default 60. After this time, the next save,
-            delete or open for writing removes the files. With 0, the delete or overwrite itself
-            removes them. In a multi-rank store, the value on rank 0 counts.
+            delete, close or open for writing removes the files, and so does a save to which the
+            disk has no more room. With 0, the delete or overwrite itself removes them. In a
+            multi-rank store, the value on rank 0 counts.
         credentials: for a store in a bucket, the only source of credentials: a session of boto3 or
             botocore, which knows roles, SSO and web identities, or a function. By default,
             credentials are found in the environment, profiles, container and machine services

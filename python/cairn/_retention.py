@@ -24,11 +24,11 @@ def delete(opened: Opened, choose: Callable[[], Iterable[int]]) -> DeleteReport:
     def work() -> tuple[Any, ...]:
         numbers = tuple(step_number(step) for step in choose())
         if not numbers:
-            return numbers, 0, 0
+            return numbers, 0, 0, 0
         return numbers, *opened.native.delete(numbers, False)
 
-    numbers, segments, freed_bytes = opened.ranks.on_first(work)
-    return DeleteReport(steps=tuple(numbers), segments=segments, freed_bytes=freed_bytes)
+    numbers, *space = opened.ranks.on_first(work)
+    return DeleteReport(tuple(numbers), *space)
 
 
 def prune(

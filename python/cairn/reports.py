@@ -68,8 +68,11 @@ class DeleteReport:
     segments: int
     """Number of segment files that no step uses any more."""
     freed_bytes: int
-    """Length of these files and of the tables of the steps. Their disk space is freed when the
-    grace period of the store has passed."""
+    """Length of the files that the call has removed: of these steps without a grace period, and of
+    earlier ones whose grace period has passed."""
+    waiting_bytes: int
+    """Length of the files, of these steps and of earlier ones, that the next save, delete, close or
+    open for writing after the grace period removes."""
 
 
 @dataclass(frozen=True)

@@ -229,15 +229,17 @@ void BindCompactReport(nb::module_& m) {
   ReportClass<R>(m, "CompactReport", "The result of a compaction, or of what one would do.")
       .Has("live_bytes", &R::live_bytes, "Payload that steps used before it, each byte once.")
       .Has("segment_bytes", &R::segment_bytes, "Length of all segments before it.")
-      .Has("old_segments", &R::old_segments,
-           "Segments that were rewritten. Their disk space is freed when the grace period of the "
-           "store has passed.")
+      .Has("old_segments", &R::old_segments, "Segments that were rewritten.")
       .Has("old_bytes", &R::old_bytes, "Their length.")
       .Has("moved_bytes", &R::moved_bytes, "The part of their payload that steps use.")
       .Has("new_segments", &R::new_segments, "Segments that were written.")
       .Has("new_bytes", &R::new_bytes, "Their length.")
       .Has("folded_chunks", &R::folded_chunks, "Chunks that were written without their deltas.")
       .Has("compressed_chunks", &R::compressed_chunks)
+      .Has(
+          "waiting_bytes", &R::waiting_bytes,
+          "Length of the files, also of earlier changes, that no step uses and that a later change "
+          "or the close of the store removes after the grace period.")
       .Has("rewritten_steps", &R::rewritten_steps, "Steps whose records were rewritten.");
 }
 

@@ -411,7 +411,7 @@ nb::class_<StoreBinding> StoreBinding::Bind(nb::module_& m) {
              const std::vector<uint64_t> numbers = FromPyNumbers(steps);
              const auto done =
                  self.Use([&](Store& store) { return store.Delete(numbers, dry_run); });
-             return nb::make_tuple(done.segments, done.freed_bytes);
+             return nb::make_tuple(done.segments, done.freed_bytes, done.waiting_bytes);
            })
       .def("tags",
            [](const Self& self) {

@@ -10,10 +10,13 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <optional>
+#include <thread>
 
 #include "kv/base/options.h"
 #include "kv/io/file_descriptor.h"
@@ -114,6 +117,33 @@ TEST_F(FullDiskTest, StepCanBeDeletedOnADiskThatIsNearlyFull) {
   CAIRN_EXPECT_OK(store->Delete(std::array<uint64_t, 2>{2, 3}));
   CAIRN_EXPECT_OK(
       SaveSample(*store, MakeSample(4, 0, {.tensor_count = 3, .largest_bytes = 9'000})));
+}
+
+const SampleShape kLarge{.tensor_count = 6, .largest_bytes = 3 << 20};
+
+TEST_F(FullDiskTest, SaveRemovesWhatIsDueAndContinues) {
+  StoreOptions options = SmallBlocks();
+  options.grace = std::chrono::milliseconds(500);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path_, OpenMode::kWrite, options));
+  CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(4, 0, kLarge)));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto deleted, store->Delete(std::array<uint64_t, 1>{4}));
+  Fill(deleted.waiting_bytes / 2);
+  std::this_thread::sleep_for(options.grace);
+  CAIRN_EXPECT_OK(SaveSample(*store, MakeSample(4, 0, kLarge)));
+  ExpectSound(*store);
+}
+
+TEST_F(FullDiskTest, ErrorNamesTheBytesThatWait) {
+  StoreOptions options = SmallBlocks();
+  options.grace = std::chrono::hours(1);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path_, OpenMode::kWrite, options));
+  CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(4, 0, kLarge)));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto deleted, store->Delete(std::array<uint64_t, 1>{4}));
+  Fill(deleted.waiting_bytes / 2);
+  EXPECT_THAT(SaveSample(*store, MakeSample(4, 0, kLarge)),
+              IsError(ErrorCode::kResourceExhausted,
+                      fmt::format("{} bytes of deleted steps wait", deleted.waiting_bytes)));
+  ExpectAsBefore();
 }
 
 // Leaves more and more space, so that the disk is full in the segment, in the table, and in the

@@ -48,7 +48,7 @@ def test_the_command(saved):
     before = segment_bytes(path)
     assert "would rewrite" in run_program("kv-admin", "compact", path, "--dry-run", status=0).out
     assert segment_bytes(path) == before
-    report = run_program("kv-admin", "compact", path, "--no-grace", "--json", status=0).json()
+    report = run_program("kv-admin", "compact", path, "--now", "--json", status=0).json()
     assert report["rewritten_steps"] == len(expected)
     assert report["new_bytes"] <= segment_bytes(path) < before
     assert "nothing to do" in run_program("kv-admin", "compact", path).out
@@ -69,7 +69,7 @@ def test_compress(saved):
     path, expected = saved
     with cairn.open(path, mode="a", grace=0) as store:
         store.save(90, expected[25] | {"trained": np.arange(250_000, dtype=np.uint32), "step": 90})
-    words = "compact", path, "--compress", "--no-grace"
+    words = "compact", path, "--compress", "--now"
     assert "compressed" in run_program("kv-admin", *words, status=0).out
     assert "nothing to do" in run_program("kv-admin", "compact", path, "--compress").out
     chunks = run_program("kv-dump", "chunks", f"{path}@90", "trained", "--json").json()["chunks"]

@@ -26,7 +26,7 @@ READS = (
     "|kv-admin push {s}@1,2,3 {o}/copy|kv-admin compact {s} --dry-run"
 )
 WRITES = (
-    "kv-admin compact {s} --no-grace|kv-admin merge {s}@{{1,2}} --into 9|kv-admin delete {s} 1"
+    "kv-admin compact {s} --now|kv-admin merge {s}@{{1,2}} --into 9|kv-admin delete {s} 1"
     "|kv-admin rename {s}@3 w=v --into 9|kv-admin graft {s}@3 --from 1 ids --into 9"
     "|kv-admin tag {s}@1 good|kv-admin prune {s} --keep-last 1|kv-admin fork {s}@1 --into 9"
     "|kv-admin statistics {s}@{{1,2,3}}|kv-admin repair {s} --from {o}/other"

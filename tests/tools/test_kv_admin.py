@@ -1,7 +1,9 @@
 """kv-admin: imports and exports preserve every bit, and failures leave nothing behind."""
 
 import json
+import os
 
+import cairn
 import pytest
 import torch
 from safetensors import safe_open
@@ -93,12 +95,17 @@ def test_delete_keeps_what_other_steps_use_and_frees_the_rest(admin, dump, tmp_p
     dry = admin("delete", store, 1, 2, "--dry-run", status=0)
     assert dry.out.startswith("would delete 2 steps")
     later = admin("delete", store, 1, 2, status=0)
-    assert later.out.startswith("deleted 2 steps; ") and "after 60.0 s frees" in later.out
+    assert later.out.startswith("deleted 2 steps; 0 B free now, ")
+    assert later.out.endswith("at the next change after the grace period of 60.0 s\n")
     assert segment_names(store) == before
 
-    at_once = admin("delete", store, 3, "--no-grace", status=0)
+    with cairn.open(store):
+        known = admin("delete", store, 3, "--now", status=2).err
+    assert f"process {os.getpid()} has the store open" in known and len(segment_names(store)) == 4
 
-    assert at_once.out.startswith("deleted 1 step, freed ")
+    at_once = admin("delete", store, 3, "--now", status=0)
+
+    assert at_once.out.startswith("deleted 1 step; ") and at_once.out.endswith(" free now\n")
     assert len(before) == 4 and len(segment_names(store)) == 2  # the first has "same"
     assert steps_of(store) == [4]
     assert dump("show", store, "same", "--json").json()["values"] == [1] * 9

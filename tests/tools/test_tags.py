@@ -46,7 +46,7 @@ def test_prune(path):
     run_program("kv-admin", "tag", f"{path}@100", "first")
     words = "prune", path, "--keep-best", "loss:1"
     assert "would delete 1 step" in run_program("kv-admin", *words, "--dry-run").out
-    assert "300" in run_program("kv-admin", *words, "--no-grace", status=0).out
+    assert "300" in run_program("kv-admin", *words, "--now", status=0).out
     assert steps_of(path) == [100, 200]
 
 

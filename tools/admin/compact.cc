@@ -27,7 +27,7 @@ struct CompactCommand {
   bool fold = false;
   bool compress = false;
   bool dry_run = false;
-  bool no_grace = false;
+  bool now = false;
   bool json = false;
 };
 
@@ -43,6 +43,7 @@ Json CompactJson(const std::string& store, const kv::CompactReport& report, doub
           {"folded_chunks", report.folded_chunks},
           {"compressed_chunks", report.compressed_chunks},
           {"rewritten_steps", report.rewritten_steps},
+          {"waiting_bytes", report.waiting_bytes},
           {"seconds", seconds}};
 }
 
@@ -75,11 +76,7 @@ void PrintCompact(const kv::CompactReport& report, const CompactCommand& command
   if (report.compressed_chunks > 0) {
     out.WriteLine(fmt::format("{} compressed", Plural(report.compressed_chunks, "chunk")));
   }
-  if (!command.no_grace) {
-    const auto grace = std::chrono::duration<double>(kv::StoreOptions().grace);
-    out.WriteLine(fmt::format("the next change of the store after {} frees the old segments",
-                              HumanSeconds(grace.count())));
-  }
+  out.WriteLine(FreedText(report.waiting_bytes == 0 ? report.old_bytes : 0, report.waiting_bytes));
 }
 
 /// Compacts the store, or with `dry_run` only computes what would be done, and prints the result.
@@ -90,7 +87,8 @@ Result<void> Compact(const CompactCommand& command, Output& out) {
                              .dry_run = command.dry_run,
                              .fold_all = command.fold};
   CAIRN_TRY_ASSIGN(options.max_bytes_per_second, ParseRate(command.max_rate));
-  CAIRN_TRY_ASSIGN(const auto store, OpenExisting(address, GraceOptions(command.no_grace)));
+  CAIRN_TRY_ASSIGN(const kv::StoreOptions open, GraceOptions(address, command.now));
+  CAIRN_TRY_ASSIGN(const auto store, OpenExisting(address, open));
   ProgressLine line("compacting:");
   options.progress = [&](const kv::CompactProgress& progress) {
     return line.Update(progress.done_bytes, progress.total_bytes);
@@ -163,10 +161,7 @@ Verb CompactVerb() {
                              "deltas are relative to"),
                         RateArgument(command->max_rate),
                         Flag("--dry-run", command->dry_run, "Only report what would be rewritten"),
-                        Flag("--no-grace", command->no_grace,
-                             "Free the space at once. Otherwise the old files remain for 60 s, "
-                             "for readers that still use them"),
-                        JsonArgument(command->json)},
+                        NowArgument(command->now), JsonArgument(command->json)},
           .examples = {"kv-admin compact runs/gpt --dry-run",
                        "kv-admin compact runs/gpt --max-rate 200M"},
           .notes =

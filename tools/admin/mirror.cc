@@ -118,8 +118,8 @@ class Mirror {
     if (steps.empty()) return {};
     CAIRN_TRY_ASSIGN(const auto report, to_->Delete(steps));
     if (!command_.copy.json) {
-      out_.WriteLine(fmt::format("deleted {}, which frees {}", Plural(report.steps, "step"),
-                                 HumanBytes(report.freed_bytes)));
+      out_.WriteLine(fmt::format("deleted {}; {}", Plural(report.steps, "step"),
+                                 FreedText(report.freed_bytes, report.waiting_bytes)));
     }
     return {};
   }

@@ -1,14 +1,22 @@
 #include "tools/admin/verbs.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
+#include <cctype>
+#include <chrono>
+#include <filesystem>
 #include <iterator>
+#include <optional>
+#include <system_error>
 
 #include "tools/common/address.h"
 #include "tools/common/quantities.h"
 #include "tools/common/text.h"
 
 namespace cairn::tools {
+
+namespace fs = std::filesystem;
 
 Argument StoreArgument(std::string& store) {
   return Required("STORE", &store, "Directory of the store");
@@ -58,10 +66,56 @@ Result<std::unique_ptr<core::CheckpointStore>> OpenExisting(const std::string& s
   return core::CheckpointStore::Open(store, kv::OpenMode::kWrite, options);
 }
 
-kv::StoreOptions GraceOptions(bool no_grace) {
+namespace {
+
+/// Returns the pid of another process that has the directory open, as each reader has; nothing: none
+/// is known. Processes of other users are examined only by root.
+std::optional<std::string> FindReader(const fs::path& directory) {
+  std::error_code ignored;  // processes end, and other users' are not readable
+  const std::string own = fmt::format("{}", ::getpid());
+  for (fs::directory_iterator process("/proc", ignored), end; !ignored && process != end;
+       process.increment(ignored)) {
+    const std::string pid = process->path().filename().string();
+    if (pid == own || !std::isdigit(static_cast<unsigned char>(pid.front()))) continue;
+    std::error_code failed;
+    for (fs::directory_iterator file(process->path() / "fd", failed); !failed && file != end;
+         file.increment(failed)) {
+      std::error_code unknown;
+      if (fs::equivalent(file->path(), directory, unknown)) return pid;
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+Result<kv::StoreOptions> GraceOptions(const std::string& store, bool now) {
   kv::StoreOptions options;
-  if (no_grace) options.grace = std::chrono::milliseconds(0);
-  return options;
+  if (!now) return options;
+  options.grace = std::chrono::milliseconds(0);
+  const auto reader = FindReader(AddressDirectory(store));
+  if (!reader) return options;
+  return Fail(
+      Error{.code = ErrorCode::kFailedPrecondition,
+            .message = fmt::format("process {} has the store open: end it, or omit --now to "
+                                   "keep its files for the grace period",
+                                   *reader),
+            .file = store});
+}
+
+Argument NowArgument(bool& now) {
+  return Flag("--now", now,
+              "Free the space at once; refused if another process of this host has the store open. "
+              "Otherwise the files remain for 60 s, for readers that still use them, and the next "
+              "save, delete, close or open for writing after that removes them");
+}
+
+std::string FreedText(uint64_t freed_bytes, uint64_t waiting_bytes) {
+  const auto grace = std::chrono::duration<double>(kv::StoreOptions().grace);
+  const std::string freed = fmt::format("{} free now", HumanBytes(freed_bytes));
+  if (waiting_bytes == 0) return freed;
+  return fmt::format("{}, {} at the next change after the grace period of {}", freed,
+                     HumanBytes(waiting_bytes), HumanSeconds(grace.count()));
 }
 
 }  // namespace cairn::tools

@@ -80,7 +80,13 @@ Result<std::string> ParseStore(const std::string& text, std::string_view why);
 Result<std::unique_ptr<core::CheckpointStore>> OpenExisting(const std::string& store,
                                                             const kv::StoreOptions& options = {});
 
-/// Options of a store that keeps removed files for the usual grace period, or not at all.
-kv::StoreOptions GraceOptions(bool no_grace);
+/// Options of a store that keeps removed files for the usual grace period, or, with `now`, not at
+/// all. kFailedPrecondition: with `now`, another process of this host, which this user may examine,
+/// has the directory of the store open. Readers on other hosts and in other storages are not known.
+Result<kv::StoreOptions> GraceOptions(const std::string& store, bool now);
+/// The option --now.
+Argument NowArgument(bool& now);
+/// States which space is free now, and which after the grace period.
+std::string FreedText(uint64_t freed_bytes, uint64_t waiting_bytes);
 
 }  // namespace cairn::tools

@@ -24,29 +24,20 @@ struct DeleteCommand {
   std::string store;
   std::vector<uint64_t> steps;
   bool dry_run = false;
-  bool no_grace = false;
+  bool now = false;
 };
 
 /// Deletes the steps, or with `dry_run` only computes what would be freed, and prints the result.
 Result<void> Delete(const DeleteCommand& command, Output& out) {
   CAIRN_TRY_ASSIGN(const std::string address,
                    ParseStore(command.store, "the steps follow the store after a space"));
-  const kv::StoreOptions open = GraceOptions(command.no_grace);
+  CAIRN_TRY_ASSIGN(const kv::StoreOptions open, GraceOptions(address, command.now));
   CAIRN_TRY_ASSIGN(const auto store, OpenExisting(address, open));
   CAIRN_TRY_ASSIGN(const auto report, store->Delete(command.steps, command.dry_run));
   CAIRN_TRY(store->Close());
-  const std::string steps = Plural(report.steps, "step");
-  const std::string space =
-      fmt::format("{} in {}", HumanBytes(report.freed_bytes), Plural(report.segments, "segment"));
-  if (command.dry_run) {
-    out.WriteLine(fmt::format("would delete {}, freeing {}", steps, space));
-  } else if (command.no_grace) {
-    out.WriteLine(fmt::format("deleted {}, freed {}", steps, space));
-  } else {
-    const auto grace = std::chrono::duration<double>(open.grace);
-    out.WriteLine(fmt::format("deleted {}; the next change of the store after {} frees {}", steps,
-                              HumanSeconds(grace.count()), space));
-  }
+  out.WriteLine(fmt::format("{} {}; {}", command.dry_run ? "would delete" : "deleted",
+                            Plural(report.steps, "step"),
+                            FreedText(report.freed_bytes, report.waiting_bytes)));
   return {};
 }
 
@@ -100,7 +91,7 @@ struct KeepCommand {
   bool none = false;                   // policy: removes the policy
   bool json = false;                   // policy
   bool dry_run = false;                // prune
-  bool no_grace = false;               // prune
+  bool now = false;                    // prune
 };
 
 Result<kv::RetentionPolicy> PolicyOf(const KeepCommand& command) {
@@ -183,7 +174,8 @@ Result<void> Prune(const KeepCommand& command, Output& out) {
   CAIRN_TRY_ASSIGN(const std::string address,
                    ParseStore(command.store, "prune chooses among all steps"));
   CAIRN_TRY_ASSIGN(kv::RetentionPolicy policy, PolicyOf(command));
-  CAIRN_TRY_ASSIGN(const auto store, OpenExisting(address, GraceOptions(command.no_grace)));
+  CAIRN_TRY_ASSIGN(const kv::StoreOptions open, GraceOptions(address, command.now));
+  CAIRN_TRY_ASSIGN(const auto store, OpenExisting(address, open));
   CAIRN_TRY_ASSIGN(const auto snapshot, store->kv().Latest());
   if (!policy.keeps_any()) policy = snapshot->retention();
   if (!policy.keeps_any()) {
@@ -198,14 +190,7 @@ Result<void> Prune(const KeepCommand& command, Output& out) {
                             Plural(doomed.size(), "step"),
                             snapshot->step_numbers().size() - doomed.size(),
                             doomed.empty() ? "" : fmt::format(": {}", fmt::join(doomed, ", "))));
-  if (report.freed_bytes > 0) {
-    out.WriteLine(fmt::format("{} in {} {}", HumanBytes(report.freed_bytes),
-                              Plural(report.segments, "segment"),
-                              command.dry_run    ? "would be freed"
-                              : command.no_grace ? "were freed"
-                                                 : "are freed by the next change after the grace "
-                                                   "period"));
-  }
+  out.WriteLine(FreedText(report.freed_bytes, report.waiting_bytes));
   return {};
 }
 
@@ -214,17 +199,14 @@ Result<void> Prune(const KeepCommand& command, Output& out) {
 Verb DeleteVerb() {
   const auto command = std::make_shared<DeleteCommand>();
   return {.name = "delete",
-          .usage = "delete STORE STEP... [--dry-run] [--no-grace]",
+          .usage = "delete STORE STEP... [--dry-run] [--now]",
           .summary = "Deletes whole steps; bytes that other steps use remain",
           .arguments = {StoreArgument(command->store),
                         Required("STEP", &command->steps, "Numbers of the steps"),
                         Flag("--dry-run", command->dry_run, "Only report what would be deleted"),
-                        Flag("--no-grace", command->no_grace,
-                             "Free the space at once. Otherwise the files remain for 60 s, for "
-                             "readers that still use them, and the next save, delete or open "
-                             "for writing after that removes them")},
+                        NowArgument(command->now)},
           .examples = {"kv-admin delete runs/gpt 100 200 --dry-run",
-                       "kv-admin delete runs/gpt 100 --no-grace"},
+                       "kv-admin delete runs/gpt 100 --now"},
           .run = [command](Output& out) { return StatusOf(Delete(*command, out)); }};
 }
 
@@ -269,19 +251,17 @@ Verb PolicyVerb() {
 
 Verb PruneVerb() {
   const auto command = std::make_shared<KeepCommand>();
-  return {
-      .name = "prune",
-      .usage = "prune STORE [--keep-last N] [--keep-every N] [--keep-best METRIC:N]",
-      .summary =
-          "Deletes all steps but those that an option, or else the policy of the store, "
-          "or a tag keeps",
-      .arguments = Joined(KeepArguments(*command),
-                          {Flag("--dry-run", command->dry_run, "Only report what would be deleted"),
-                           Flag("--no-grace", command->no_grace,
-                                "Free the space at once, although readers may still use it")}),
-      .examples = {"kv-admin prune runs/gpt --keep-last 5 --keep-every 1000 --dry-run",
-                   "kv-admin prune runs/gpt --keep-last 1 --keep-best val_loss:3"},
-      .run = [command](Output& out) { return StatusOf(Prune(*command, out)); }};
+  return {.name = "prune",
+          .usage = "prune STORE [--keep-last N] [--keep-every N] [--keep-best METRIC:N]",
+          .summary =
+              "Deletes all steps but those that an option, or else the policy of the store, "
+              "or a tag keeps",
+          .arguments = Joined(KeepArguments(*command), {Flag("--dry-run", command->dry_run,
+                                                             "Only report what would be deleted"),
+                                                        NowArgument(command->now)}),
+          .examples = {"kv-admin prune runs/gpt --keep-last 5 --keep-every 1000 --dry-run",
+                       "kv-admin prune runs/gpt --keep-last 1 --keep-best val_loss:3"},
+          .run = [command](Output& out) { return StatusOf(Prune(*command, out)); }};
 }
 
 }  // namespace cairn::tools

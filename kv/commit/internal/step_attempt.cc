@@ -52,7 +52,8 @@ StepAttempt::StepAttempt(std::shared_ptr<StoreState> store_state, uint64_t step_
                 .attempt = attempt,
                 .io = *store->options.io,
                 .pool = store->pool.get(),
-                .queues = store->queues.get()},
+                .queues = store->queues.get(),
+                .free_space = [this] { return FreeSpaceForSave(*store, !committing); }},
                [this](Column column, std::string_view key, std::span<const std::byte> value) {
                  return AddEntry(column, key, value);
                }),
@@ -76,7 +77,7 @@ StepAttempt::~StepAttempt() {
     segments.Abandon();
     if (!finished && !store->outcome_unknown) {
       RemoveOwnObjects();
-      if (store->writable) ReclaimIfFull(*store);
+      if (store->writable) ReclaimAfterFailure(*store);
     }
   });
   CleanUp([&] {

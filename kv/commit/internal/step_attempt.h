@@ -1,6 +1,7 @@
 #pragma once
 /// One rank's part of one attempt at a step: the state behind StepWriter.
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -71,8 +72,9 @@ class StepAttempt {
   bool gathered = false;
   StepInfo prepared;
 
-  bool failed = false;    // nothing can be added or committed any more
-  bool finished = false;  // the objects belong to a step that exists or may exist
+  std::atomic<bool> committing = false;  // holds write_mutex, or waits for it
+  bool failed = false;                   // nothing can be added or committed any more
+  bool finished = false;                 // the objects belong to a step that exists or may exist
 
  private:
   void RemoveOwnObjects();

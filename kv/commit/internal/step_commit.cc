@@ -134,6 +134,7 @@ Result<StepInfo> CommitTable(StepAttempt& attempt, const StepSummary& summary,
 Result<StepInfo> CommitStep(StepAttempt& attempt, const StepSummary& summary) {
   StoreState& state = *attempt.store;
   CAIRN_TRY(EndPayload(attempt));
+  attempt.committing = true;
   // Until the root is committed, no delete may remove a segment to which the records refer.
   const MutexLock write_lock(state.write_mutex);
   CAIRN_TRY(CheckCanCommit(state));

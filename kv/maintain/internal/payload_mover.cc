@@ -14,6 +14,7 @@
 #include "kv/base/read_range.h"
 #include "kv/io/worker_pool.h"
 #include "kv/root/internal/kv_records.h"
+#include "kv/state/internal/root_change.h"
 #include "kv/storage/internal/object_names.h"
 
 namespace cairn::kv::internal {
@@ -46,7 +47,8 @@ SegmentStream::Options StreamOptions(StoreState& state, const std::string& name,
           .attempt = name,
           .io = *state.options.io,
           .pool = &blocks,
-          .queues = state.queues.get()};
+          .queues = state.queues.get(),
+          .free_space = [&state] { return FreeSpaceForSave(state, true); }};
 }
 
 }  // namespace

@@ -30,6 +30,7 @@
 #include "kv/segment/internal/segment_description.h"
 #include "kv/segment/internal/segment_files.h"
 #include "kv/segment/internal/segment_output.h"
+#include "kv/state/internal/root_change.h"
 #include "kv/storage/internal/object_reader.h"
 
 namespace cairn::kv::internal {
@@ -322,7 +323,8 @@ Result<SegmentInfo> CopySegment(const CopyContext& context, const SegmentInfo& i
   copied.name = NewSegmentInfo(IdOf(copied)).name;
   const std::string name = SegmentObject(copied);
   auto output = SegmentOutput::Create(*target.storage, name, target.options.io->direct,
-                                      target.pool->block_bytes());
+                                      target.pool->block_bytes(),
+                                      [&target] { return FreeSpaceForSave(target, true); });
   if (!output) {
     Error error = std::move(output).error();
     // A directory into which an older backup was restored may have files of later epochs.

@@ -6,14 +6,16 @@
 #include <utility>
 
 #include "kv/base/catch_exhaustion.h"
+#include "kv/io/internal/block_io.h"
 #include "kv/io/internal/fault_point.h"
 #include "kv/storage/internal/object_names.h"
 
 namespace cairn::kv::internal {
 
 Result<SegmentOutput> SegmentOutput::Create(Storage& storage, const std::string& name, bool direct,
-                                            uint64_t block_bytes) {
+                                            uint64_t block_bytes, FreeSpace free_space) {
   SegmentOutput output;
+  output.free_space_ = std::move(free_space);
   output.storage_ = &storage;
   output.name_ = name;
   output.path_ = ObjectPath(storage.address(), name);
@@ -55,24 +57,40 @@ IoRequest SegmentOutput::Write(std::byte* data, uint64_t length_bytes, uint64_t 
 Result<void> SegmentOutput::AwaitWrite(IoQueue& queue,
                                        const std::function<void(const IoRequest&)>& ended) {
   CAIRN_TRY_ASSIGN(IoCompletion completion, queue.Wait());
-  const IoRequest& request = completion.request;
-  int error_number = completion.error_number;
-  if (const int fault = FaultPoint("segment.write")) error_number = fault;
+  const IoRequest request = completion.request;
+  const auto error_of = [&] {
+    const int fault = FaultPoint("segment.write");
+    return fault != 0 ? fault : completion.error_number;
+  };
+  int error_number = error_of();
   if (error_number == EINVAL && file_ && file_->direct()) {
     // O_DIRECT was accepted at open and is refused now. Write the same bytes through the page
     // cache.
     CAIRN_TRY(file_->DropDirect());
     return queue.Submit(request);
   }
+  const auto is_partial = [&] {
+    return error_number == 0 && completion.done_bytes != request.length_bytes;
+  };
+  std::optional<std::string> waiting;
+  while (file_ && free_space_ &&
+         (error_number == ENOSPC || error_number == EDQUOT || is_partial())) {
+    waiting = free_space_();
+    if (waiting) break;
+    completion = TransferNow(request);
+    error_number = error_of();
+  }
   ended(request);
   if (completion.error) return Fail(*std::move(completion.error));
   const char* what = "cannot write the segment";
-  if (error_number == 0 && completion.done_bytes != request.length_bytes) {
+  if (is_partial()) {
     error_number = ENOSPC;
     what = "only a part of a write to the segment succeeded";
   }
   if (error_number == 0) return {};
-  return Fail(SystemError(error_number, what, path_).WithOffset(request.offset_bytes));
+  Error error = SystemError(error_number, what, path_).WithOffset(request.offset_bytes);
+  error.message += waiting.value_or("");
+  return Fail(std::move(error));
 }
 
 Result<void> SegmentOutput::Finish(uint64_t size_bytes) {

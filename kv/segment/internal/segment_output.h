@@ -16,13 +16,17 @@
 
 namespace cairn::kv::internal {
 
+/// Frees space for a write that the file system has refused for lack of it, and returns nothing; or
+/// returns what to add to the error. Called on the thread that waits for the write.
+using FreeSpace = std::function<std::optional<std::string>()>;
+
 /// Ownership: move-only owner of the file descriptor or the upload. Threads: one at a time.
 class SegmentOutput {
  public:
   /// `storage` outlives the output. The writes have `block_bytes`, except for the last one, if
-  /// there is no file. kConflict: the file exists.
+  /// there is no file. `free_space` may be null. kConflict: the file exists.
   static Result<SegmentOutput> Create(Storage& storage, const std::string& name, bool direct,
-                                      uint64_t block_bytes);
+                                      uint64_t block_bytes, FreeSpace free_space = nullptr);
   SegmentOutput(SegmentOutput&&) = default;
   /// Without Finish, removes the file or discards the upload. Requires that nothing is in flight.
   ~SegmentOutput();
@@ -34,7 +38,8 @@ class SegmentOutput {
   /// Returns a request that writes to the output.
   IoRequest Write(std::byte* data, uint64_t length_bytes, uint64_t offset_bytes, uint64_t tag);
   /// Waits until a write in `queue` has ended, and calls `ended` with it, also if it has failed. A
-  /// write that the file system refuses to make with O_DIRECT is submitted again without.
+  /// write that the file system refuses to make with O_DIRECT is submitted again without; one for
+  /// which it has no space is repeated as long as free_space frees some.
   Result<void> AwaitWrite(IoQueue& queue, const std::function<void(const IoRequest&)>& ended);
   /// Makes the first `size_bytes` durable: an object under its name, a file except for its name.
   Result<void> Finish(uint64_t size_bytes);
@@ -47,6 +52,7 @@ class SegmentOutput {
   std::string path_;
   std::optional<File> file_;
   std::unique_ptr<Upload> upload_;  // null: file_
+  FreeSpace free_space_;
   bool finished_ = false;
 };
 

@@ -62,9 +62,10 @@ Result<void> SegmentStream::StartSegment() {
                              .created_unix_ns = options_.created_unix_ns,
                              .id_tail = id.id_tail};
   BlockPool* const pool = blocks_ != nullptr ? blocks_.get() : options_.pool;
-  CAIRN_TRY_ASSIGN(SegmentOutput output,
-                   SegmentOutput::Create(*options_.storage, ObjectName(ObjectKind::kSegment, id),
-                                         options_.io.direct, pool->block_bytes()));
+  CAIRN_TRY_ASSIGN(
+      SegmentOutput output,
+      SegmentOutput::Create(*options_.storage, ObjectName(ObjectKind::kSegment, id),
+                            options_.io.direct, pool->block_bytes(), options_.free_space));
   CAIRN_TRY_ASSIGN(segment_, SegmentWriter::Create(std::move(output), header, pool, queue_.get()));
   return {};
 }

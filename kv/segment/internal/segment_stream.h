@@ -25,6 +25,7 @@
 #include "kv/io/io_queue.h"
 #include "kv/root/internal/kv_records.h"
 #include "kv/segment/internal/segment_format.h"
+#include "kv/segment/internal/segment_output.h"
 #include "kv/segment/internal/segment_writer.h"
 #include "kv/storage/storage.h"
 
@@ -47,8 +48,9 @@ class SegmentStream {
     int64_t created_unix_ns = 0;
     std::string attempt;
     IoOptions io;
-    BlockPool* pool = nullptr;     // outlives the stream
-    FileQueues* queues = nullptr;  // outlives the stream
+    BlockPool* pool = nullptr;       // outlives the stream
+    FileQueues* queues = nullptr;    // outlives the stream
+    FreeSpace free_space = nullptr;  // may be called by a thread that seals a segment
   };
   /// Called with each record that the attempt must contain, when the footer of its segment is
   /// written.

@@ -2,11 +2,13 @@
 
 #include "kv/state/internal/root_change.h"
 
+#include <fmt/format.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <map>
 #include <set>
 #include <string>
@@ -406,21 +408,72 @@ Result<void> CommitAnnouncement(StoreState& state, std::span<const RemovedObject
   return CommitChange(state, {}, nullptr, {}, {.announced = objects, .takes_epoch = takes_epoch});
 }
 
-void ReclaimIfFull(StoreState& state) {
+uint64_t WaitingBytes(const Root& root) {
+  uint64_t bytes = 0;
+  for (const RemovedObject& object : root.removed) {
+    if (!IsAnnounced(object, root)) bytes += object.file_bytes;
+  }
+  return bytes;
+}
+
+FreedSpace SpaceAfter(const StoreState& state, const Unreachable& unreachable) {
+  Root next = Successor(CurrentRoot(state)->root, kAnnouncedFor);
+  AddRemoved(unreachable.objects, next);
+  FreedSpace space;
+  for (const RemovedObject& object : TakeExpired(state, next)) {
+    space.freed_bytes += object.file_bytes;
+  }
+  space.waiting_bytes = WaitingBytes(next);
+  return space;
+}
+
+bool RemoveWaiting(StoreState& state, bool all) {
+  const auto current = CurrentRoot(state);
+  const int64_t limit_ns = GraceLimitNs(state, NowUnixNs());
+  // If another writer has taken over the store, its steps may use announced objects.
+  const auto is_due = [&](const RemovedObject& object) {
+    return !IsAnnounced(object, current->root) && (all || object.since_unix_ns <= limit_ns);
+  };
+  std::vector<RemovedObject> due;
+  std::ranges::copy_if(current->root.removed, std::back_inserter(due), is_due);
+  if (due.empty() || !CheckCanCommit(state)) return false;
+  if (!IsStillThere(*state.storage, current->root).value_or(false)) return false;
+  RemoveObjects(state, due, Clock::now() + kLongestRemoval);
+  // The next root does not name them. Until then, the list may name objects that do not exist.
+  CommittedRoot rest = *current;
+  std::erase_if(rest.root.removed, is_due);
+  const MutexLock lock(state.mutex);
+  state.root = std::make_shared<const CommittedRoot>(std::move(rest));
+  return true;
+}
+
+std::optional<std::string> FreeSpaceForSave(StoreState& state, bool may_remove) {
+  if (may_remove && state.writable) {
+    const MutexLock write_lock(state.write_mutex);
+    if (RemoveWaiting(state)) return std::nullopt;
+  }
+  const auto current = CurrentRoot(state);
+  const uint64_t bytes = WaitingBytes(current->root);
+  if (bytes == 0) return "";
+  int64_t since_ns = 0;
+  for (const RemovedObject& object : current->root.removed) {
+    if (!IsAnnounced(object, current->root)) since_ns = std::max(since_ns, object.since_unix_ns);
+  }
+  const std::chrono::nanoseconds left(since_ns - GraceLimitNs(state, NowUnixNs()));
+  return fmt::format(
+      "; {} bytes of deleted steps wait for readers, until their grace period ends in {} s", bytes,
+      std::max<int64_t>(0, std::chrono::ceil<std::chrono::seconds>(left).count()));
+}
+
+void ReclaimAfterFailure(StoreState& state) {
   LocalFiles* const files = state.storage->local_files();
   if (files == nullptr) return;
   const auto directory = files->PlaceOf("");
   struct statvfs status;
   if (!directory || ::fstatvfs(directory->directory, &status) != 0) return;
-  if (status.f_bavail > status.f_blocks / kFullFraction) return;
+  const bool is_full = status.f_bavail <= status.f_blocks / kFullFraction;
   const MutexLock write_lock(state.write_mutex);
-  if (!CheckCanCommit(state)) return;
-  // The list in the root may name objects that do not exist any more.
-  const auto current = CurrentRoot(state);
-  for (const RemovedObject& object : current->root.removed) {
-    // If another writer has taken over the store, its steps may use announced objects.
-    if (!IsAnnounced(object, current->root)) RemoveObject(state, object.name);
-  }
+  RemoveWaiting(state, is_full);
 }
 
 void Sweep(StoreState& state, std::chrono::seconds limit) {

@@ -114,10 +114,32 @@ Result<void> CommitAnnouncement(StoreState& state, std::span<const RemovedObject
 /// Returns the segments that a step uses, from its entry or from its tables.
 Result<std::vector<SegmentUse>> UsageOf(StoreState& state, const StepEntry& entry);
 
-/// Removes the objects whose grace period has not passed, if the file system of the store is nearly
-/// full: a save that fails for lack of space succeeds when it is repeated. Keeps announced objects.
-/// Errors are ignored.
-void ReclaimIfFull(StoreState& state);
+/// Returns the length of the objects that no step uses and that wait for the end of their grace
+/// period. Announced objects do not count.
+uint64_t WaitingBytes(const Root& root);
+
+/// What a commit frees.
+struct FreedSpace {
+  uint64_t freed_bytes = 0;    // length of the objects that it removes
+  uint64_t waiting_bytes = 0;  // WaitingBytes after it
+};
+/// Returns what a commit frees now that makes `unreachable` unreachable. Requires write_mutex.
+FreedSpace SpaceAfter(const StoreState& state, const Unreachable& unreachable);
+
+/// Removes the objects whose grace period has passed, or, with `all`, each that waits. Keeps
+/// announced objects. Returns whether there were any. Errors are ignored. Requires write_mutex.
+bool RemoveWaiting(StoreState& state, bool all = false);
+
+/// For a write of a save for which the file system has no space: if `may_remove` is set, removes
+/// the objects whose grace period has passed, and returns nothing if there were any. Otherwise
+/// returns what to add to the error: which bytes wait, and how long. Locks write_mutex if
+/// `may_remove` is set.
+std::optional<std::string> FreeSpaceForSave(StoreState& state, bool may_remove);
+
+/// Removes the objects whose grace period has passed, and, if the file system of the store is
+/// nearly full, the others that wait: a save that fails for lack of space succeeds when it is
+/// repeated. Errors are ignored.
+void ReclaimAfterFailure(StoreState& state);
 
 /// For how long a commit removes objects, and an open for writing. The next open continues.
 inline constexpr std::chrono::minutes kLongestRemoval{10};

@@ -134,6 +134,19 @@ TEST_F(CommitTest, OverwriteReplacesTheStepAndFreesItsSegments) {
   ExpectNoLeftovers(path_);
 }
 
+TEST_F(CommitTest, CloseRemovesWhatIsDue) {
+  store_.reset();
+  for (const auto grace : {std::chrono::milliseconds(1), std::chrono::milliseconds(3'600'000)}) {
+    CAIRN_ASSERT_OK_AND_ASSIGN(store_, Store::Open(path_, OpenMode::kWrite, {.grace = grace}));
+    CAIRN_ASSERT_OK(SaveSample(*store_, MakeSample(1)));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto report, store_->Delete(std::array<uint64_t, 1>{1}));
+    EXPECT_GT(report.waiting_bytes, 0u);
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    CAIRN_ASSERT_OK(store_->Close());
+    EXPECT_EQ(SegmentFileCount(path_), grace < std::chrono::seconds(1) ? 0u : 1u);
+  }
+}
+
 TEST_F(CommitTest, DeleteKeepsSegmentsThatLaterStepsReferTo) {
   for (const uint64_t step : {1, 2, 3}) CAIRN_ASSERT_OK(SaveSample(*store_, MakeSample(step)));
   EXPECT_EQ(SegmentFileCount(path_), 3u);
