@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from cairn._mirror.options import Mirror
     from cairn._save.tuning import SaveTuning
     from cairn.reports import (
+        CheckReport,
         CompactReport,
         CopiedStep,
         DeleteReport,
@@ -88,6 +89,7 @@ if TYPE_CHECKING:
         PullReport,
         RetentionPolicy,
         SaveReport,
+        StateReport,
         StepHealth,
         StepInfo,
         StoreEvent,
@@ -95,6 +97,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "CheckReport",
     "CompactReport",
     "Conflict",
     "CopiedStep",
@@ -117,6 +120,7 @@ __all__ = [
     "SaveHandle",
     "SaveReport",
     "SaveTuning",
+    "StateReport",
     "StepHealth",
     "StepInfo",
     "Store",

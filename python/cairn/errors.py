@@ -66,23 +66,23 @@ class Refusals:
     """The refusals of one call, which are raised together."""
 
     def __init__(self) -> None:
-        self._found: list[Invalid] = []
+        self.found: list[Invalid] = []
 
     def add(self, refusal: Invalid) -> None:
-        self._found.append(refusal)
+        self.found.append(refusal)
 
     def raise_all(self) -> None:
         """Raises the refusal, or one error that has the texts of the first ten; its key is that of
         the first one. Returns if there is none."""
-        if not self._found:
+        if not self.found:
             return
-        first = self._found[0]
-        if len(self._found) == 1:
+        first = self.found[0]
+        if len(self.found) == 1:
             raise first
-        texts = "; ".join(str(each) for each in self._found[:_SHOWN])
-        more = "; ..." if len(self._found) > _SHOWN else ""
+        texts = "; ".join(str(each) for each in self.found[:_SHOWN])
+        more = "; ..." if len(self.found) > _SHOWN else ""
         raise Invalid(
-            f"{len(self._found)} keys are refused: {texts}{more}", key=first.key, step=first.step
+            f"{len(self.found)} keys are refused: {texts}{more}", key=first.key, step=first.step
         )
 
 

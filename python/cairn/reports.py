@@ -61,6 +61,56 @@ class PullReport:
 
 
 @dataclass(frozen=True)
+class CheckReport:
+    """Whether a state in memory equals a step (:meth:`cairn.Store.check`)."""
+
+    step: int
+    different: Mapping[str, str]
+    """What differs, by FQN: the number of pages of 64 KiB and the index of the first element of the
+    first one, the shapes, or the values."""
+    not_comparable: Mapping[str, str]
+    """Why a tensor was not compared, by FQN: it has another dtype than in the step, is on the meta
+    device, or is something that cannot be saved."""
+    missing: tuple[str, ...]
+    """FQNs of the state that the step lacks."""
+    unexpected: tuple[str, ...]
+    """FQNs of the step that the state lacks."""
+    compared_bytes: int
+    """Bytes in memory that were compared, on all ranks."""
+    bytes_read: int
+    """Bytes read from storage, except for records: digests of pages, and payload of pages that a
+    rank holds only in part."""
+    seconds: float
+
+    @property
+    def equal(self) -> bool:
+        """Whether the state is the step: the same keys, of which all were compared, and equal."""
+        return not (self.different or self.not_comparable or self.missing or self.unexpected)
+
+
+@dataclass(frozen=True)
+class StateReport:
+    """What a save of a state would do (:meth:`cairn.Store.check_state`)."""
+
+    refused: Mapping[str, str]
+    """Why a leaf cannot be saved, by FQN."""
+    first_bytes: int
+    """Bytes of all tensors on all ranks, each once: what a save writes if the store has none of
+    them, and at most what any save writes, without records and compression."""
+    next_bytes: int | None
+    """Bytes of the pages that differ from the latest step now, which the next save would write;
+    ``None`` if there is no step."""
+    bytes_per_second: float | None
+    """What the disk of the store has just taken from one thread; ``None`` if this is not tried: for
+    a bucket, a pool, or a store that is open for reading."""
+    first_seconds: float | None
+    next_seconds: float | None
+    """The time to write these bytes at this rate, which other programs and ranks share."""
+    only_on: Mapping[str, tuple[int, ...]]
+    """The ranks that have a key which others lack, by FQN."""
+
+
+@dataclass(frozen=True)
 class DeleteReport:
     """The result of a delete."""
 

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from cairn._save.tuning import SaveTuning
     from cairn._save.writer import Writer
     from cairn.reports import (
+        CheckReport,
         CompactReport,
         DeleteReport,
         Diff,
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
         PullReport,
         RetentionPolicy,
         SaveReport,
+        StateReport,
         StepInfo,
         StoreEvent,
         TensorStatistics,
@@ -673,6 +675,62 @@ class Store(Closing):
             allow_pickle,
             strip_wrappers,
         )
+
+    @watched("checking")
+    def check(
+        self,
+        state: Any,
+        step: int | str | None = None,
+        *,
+        keys: Patterns = None,
+        prefix: str = "",
+        ignore_frozen: bool = False,
+        allow_pickle: bool = False,
+        progress: Progress | None = None,
+    ) -> CheckReport:
+        """Compares a ``state`` in memory with ``step`` (by default the latest) and changes neither:
+        after a load or a pull, or before an engine serves a model (docs/live-updates.md).
+
+        The memory is digested, each page of 64 KiB, and compared with the digests of the step; its
+        payload is not read. A page of a sharded tensor that no rank has completely is the exception
+        (see :attr:`cairn.CheckReport.bytes_read`): ranks on the mesh that saved the step have none.
+        Tensors on CUDA devices are digested there. The other arguments, and the state, are as for
+        :meth:`Store.load`. In a multi-rank store all ranks call it, each with what it holds, and
+        get the same report, which names the ranks.
+
+        Whatever differs is in the report, whose ``equal`` is true if the state is the step.
+
+        Raises:
+            NotFound: the step does not exist, or has no key of the state; no key matches.
+            Corrupt: records of the step, or payload that was read, are damaged.
+            Unavailable: an I/O error; a rank failed, died, or did not respond in time.
+        """
+        from cairn._check import check
+
+        return check(self.opened, state, step, keys, prefix, ignore_frozen, allow_pickle)
+
+    @watched("checking")
+    def check_state(
+        self,
+        state: Any,
+        *,
+        keys: Patterns = None,
+        prefix: str = "",
+        ignore_frozen: bool = False,
+        allow_pickle: bool = False,
+        progress: Progress | None = None,
+    ) -> StateReport:
+        """What a save of ``state`` would do, before a training starts: all leaves that it would
+        refuse, the bytes that a first and the next save write, the time for them on this disk, and
+        keys that only some ranks have. Writes no step. In a directory that is open for writing, it
+        measures the disk with 64 MiB in a file without a name, which no crash leaves behind.
+
+        The arguments are those of :meth:`save`. In a multi-rank store all ranks call it, and get
+        the same report. Raises Unavailable if a rank failed or did not respond in time.
+        """
+        from cairn._check import check_state
+
+        return check_state(self.opened, state, keys, prefix, ignore_frozen, allow_pickle)
 
     def tag(self, step: int, name: str) -> None:
         """Names ``step``, so that ``load(step=name)``, ``read(step=name)`` and ``STORE@name`` in

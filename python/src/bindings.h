@@ -10,6 +10,8 @@ class StoreBinding;
 
 void BindCollectives(nanobind::module_& m);
 void BindConversions(nanobind::module_& m);
+/// `store`: gets the calls that examine a step.
+void BindInspection(nanobind::class_<StoreBinding>& store);
 /// `store`: gets the calls that map tensors.
 void BindNewTensors(nanobind::module_& m, nanobind::class_<StoreBinding>& store);
 /// The reports of a store (cairn/reports.py), with named attributes that cannot be changed. Two of

@@ -287,6 +287,28 @@ void Batch::SetSharding(nb::str fqn, nb::handle sharding) {
   state.shardings[found->second] = ToSharding(sharding, state.tensors[found->second].dtype);
 }
 
+nb::list Batch::Sizes() const {
+  nb::list sizes;
+  const std::vector<core::Leaf> leaves = Unwrap(core::FlattenTree(state.tree));
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    uint64_t bytes = 0;
+    uintptr_t address = 0;
+    const uint32_t slot = state.slot[i];
+    if (!core::IsTensor(state.tree.nodes[leaves[i].node].kind)) {
+      if (core::IsLong(state.values[slot])) bytes = core::BytesOf(state.values[slot]).size();
+    } else {
+      const core::TensorView& view = state.tensors[slot];
+      const auto found = state.shardings.find(slot);
+      const bool is_sharded = found != state.shardings.end();
+      const core::Shape& shape = is_sharded ? found->second.global_shape : view.shape;
+      bytes = Unwrap(core::TensorBytes(view.dtype, shape));
+      address = reinterpret_cast<uintptr_t>(view.data);
+    }
+    sizes.append(nb::make_tuple(ToPyText(leaves[i].fqn), bytes, address));
+  }
+  return sizes;
+}
+
 std::function<Result<void>()> Batch::MemoryCheck(const core::StateTree& tree) const {
   return [this, &tree]() -> Result<void> {
     const GilAcquire gil;

@@ -39,6 +39,9 @@ struct Batch {
   std::pair<uint64_t, uint64_t> TakeSamples(uint64_t shift, nb::handle on_device);
   /// Returns the samples as (FQN, whether it is a tensor, digest).
   nb::list Samples() const;
+  /// Returns (FQN, bytes, address on this rank) of each leaf. The bytes are those of the complete
+  /// tensor, or of a long value; other values have none, and no value has an address.
+  nb::list Sizes() const;
   /// Makes the keys of the top-level dict the beginnings of FQNs as they are, for callers that have
   /// joined keys themselves.
   void TakeKeysAsFqns();

@@ -65,6 +65,7 @@ void BindRecords(nb::module_& m) {
       .def("layout", &Batch::Layout)
       .def("take_samples", &Batch::TakeSamples, nb::arg("shift"), nb::arg("on_device"))
       .def("samples", &Batch::Samples)
+      .def("sizes", &Batch::Sizes)
       .def("set_sharding", &Batch::SetSharding)
       .def("take_keys_as_fqns", &Batch::TakeKeysAsFqns)
       .def("devices", &Batch::Devices)
@@ -298,6 +299,7 @@ NB_MODULE(_cairn, m) {
   cairn::python::BindScrub(m);
   cairn::python::BindCommunicator(m);
   auto store = cairn::python::StoreBinding::Bind(m);
+  cairn::python::BindInspection(store);
   cairn::python::BindNewTensors(m, store);
   cairn::python::BindConversions(m);
   cairn::python::BindCollectives(m);

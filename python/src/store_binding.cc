@@ -22,7 +22,6 @@
 #include "core/inspect/stored_statistics.h"
 #include "core/rewrite/step_edit.h"
 #include "core/rewrite/step_merge.h"
-#include "core/upkeep/damaged_tensors.h"
 #include "core/upkeep/file_order.h"
 #include "core/upkeep/scrub.h"
 #include "kv/base/retention.h"
@@ -202,6 +201,8 @@ core::UpdateReport StoreBinding::Update(const kv::StepInfo& base, const kv::Step
   return report;
 }
 
+void StoreBinding::RunWatched(const WatchedWork& work) const { UseWatched(work); }
+
 core::UncheckedMap StoreBinding::MapBytes(const kv::StepInfo& step,
                                           std::span<const std::string> fqns) const {
   return Use([&](core::CheckpointStore& store) { return store.MapUnchecked(step, fqns); });
@@ -314,20 +315,6 @@ nb::class_<StoreBinding> StoreBinding::Bind(nb::module_& m) {
           },
           nb::arg("step"), nb::arg("name"))
       .def(
-          "find_damaged",
-          [](const Self& self, const StepContents& contents) {
-            nb::list errors;
-            for (Error& error : self.UseWatched([&](Store& store, SignalWatch& watch) {
-                   return core::FindDamagedTensors(store, contents.step(), contents.tensors(),
-                                                   watch.AsProgress());
-                 })) {
-              error.step = contents.step().step;
-              errors.append(ToPyDamage(std::move(error)));
-            }
-            return errors;
-          },
-          nb::arg("contents"), "The Corrupt of each tensor that cannot be read.")
-      .def(
           "check_chunks",
           [](const Self& self, const kv::StepInfo& step, nb::str fqn) {
             const std::string text = FromPyText(fqn);
@@ -335,21 +322,6 @@ nb::class_<StoreBinding> StoreBinding::Bind(nb::module_& m) {
           },
           nb::arg("step"), nb::arg("fqn"),
           "Raises Corrupt if the chunks of the tensor are not what its record states.")
-      .def(
-          "has_equal_chunks",
-          [](const Self& self, const kv::StepInfo& step, nb::str a, nb::str b) {
-            const std::string one = FromPyText(a);
-            const std::string other = FromPyText(b);
-            return self.Use([&](Store& store) -> Result<bool> {
-              CAIRN_TRY_ASSIGN(const auto chunks, store.Chunks(step, one));
-              CAIRN_TRY_ASSIGN(const auto others, store.Chunks(step, other));
-              return std::ranges::equal(chunks, others, [](const auto& x, const auto& y) {
-                return x.box == y.box && x.digest == y.digest;
-              });
-            });
-          },
-          nb::arg("step"), nb::arg("a"), nb::arg("b"),
-          "Whether the digests of two tensors of a step are equal, chunk by chunk.")
       .def("compare",
            [](const Self& self, uint64_t step_a, uint64_t step_b, nb::list patterns) {
              const core::KeyPatterns parsed = ParsePatterns(patterns);

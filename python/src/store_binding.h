@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -62,6 +63,10 @@ class StoreBinding {
   core::UpdateReport Update(const kv::StepInfo& base, const kv::StepInfo& step,
                             const Requests& requests, const Streams& streams,
                             bool all_shards) const;
+  using WatchedWork = std::function<Result<void>(core::CheckpointStore&, SignalWatch&)>;
+  /// Calls `work` without the GIL, or raises its error, or the exception of a signal handler. The
+  /// store cannot be closed during the call. Requires the GIL.
+  void RunWatched(const WatchedWork& work) const;
   /// Maps tensors without the GIL.
   core::UncheckedMap MapBytes(const kv::StepInfo& step, std::span<const std::string> fqns) const;
   /// Adds the class Store to the extension module.

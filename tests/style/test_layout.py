@@ -70,7 +70,8 @@ MAY_INCLUDE = {
                   "core/step"},
     "core/save": {"core/base", "core/codec", "core/tensor", "core/device", "core/state_dict",
                   "core/step"},
-    "core/inspect": {"core/base", "core/tensor", "core/state_dict", "core/step", "core/load"},
+    "core/inspect": {"core/base", "core/tensor", "core/device", "core/state_dict", "core/step",
+                     "core/load"},
     "core/rewrite": {"core/base", "core/tensor", "core/state_dict", "core/step", "core/load",
                      "core/inspect"},
     "core": {"core/base", "core/ranks", "core/state_dict", "core/step", "core/load", "core/save",
@@ -107,7 +108,9 @@ OF_HEADER = {
     "kv/commit/internal/rank_parts.h": {"kv/commit/internal/part_gatherer.cc"},
     "python/src/bindings.h": {
         f"python/src/{part}.cc"
-        for part in ("collectives", "conversions", "new_tensors", "step_part_binding")
+        for part in (
+            "collectives", "conversions", "inspect_binding", "new_tensors", "step_part_binding"
+        )
     },
     "python/src/store_binding.h": {"python/src/step_line.cc"},
 }

@@ -36,32 +36,35 @@ def flatten(
     *,
     devices: bool = False,
     bytes_io: bool = True,
+    parts: bool = False,
+    refusals: Refusals | None = None,
 ) -> FlatState:
     """Flattens the leaves that `patterns` select.
 
     The batch borrows the memory of the tensors and keeps its owners alive. Tensors on a device are
     copied into `copies`, by default into memory of this batch; with `devices`, those that C++ can
-    access are borrowed too. Leaves of type _cairn.Pickle are saved as pickles, and with `bytes_io`
-    those of type io.BytesIO as bytes.
+    access are borrowed too. With `parts`, one rank alone may hold a part of a tensor. Leaves of
+    type _cairn.Pickle are saved as pickles, and with `bytes_io` those of type io.BytesIO as bytes.
 
-    Raises Invalid for leaves that cannot be saved, all of them together.
+    Raises Invalid for leaves that cannot be saved, all of them together. With `refusals`, they are
+    added to it instead, and the batch has None in their place.
     """
-    refusals = Refusals()
+    found = Refusals() if refusals is None else refusals
     shards = Shards(ranks)
-    sources = Sources(shards, copies, devices=devices)
+    sources = Sources(shards, copies, devices=devices, parts=parts)
 
     def take(value: Any, fqn: str) -> Any:
         try:
             return source_of(value, fqn)
         except Invalid as error:
-            refusals.add(error)
+            found.add(error)
             return None
 
     def take_key(key: Any, container_fqn: str) -> tuple[int, str]:
         try:
             return key_of(key, container_fqn)
         except Invalid as error:
-            refusals.add(error)
+            found.add(error)
             return STRING_KEY, repr(key)
 
     def source_of(value: Any, fqn: str) -> Any:
@@ -81,6 +84,8 @@ def flatten(
     try:
         batch = _cairn.flatten(state, take, patterns, devices, take_key)
     except Invalid as error:
-        refusals.add(error)
-    refusals.raise_all()
+        found.add(error)
+        found.raise_all()
+    if refusals is None:
+        found.raise_all()
     return FlatState(batch, shards.groups, shards.copied, patterns)

@@ -67,21 +67,29 @@ class Sources:
     """Makes the sources of leaves. Each save has its own object, which remembers copied storages.
 
     Tensors that are not in host memory are copied into `copies`, which a store keeps from save to
-    save; with `devices`, only those that C++ cannot access.
+    save; with `devices`, only those that C++ cannot access. With `parts`, this process may hold a
+    part of a tensor although it is the only rank.
     """
 
     def __init__(
-        self, shards: Shards, copies: HostCopies | None = None, *, devices: bool = False
+        self,
+        shards: Shards,
+        copies: HostCopies | None = None,
+        *,
+        devices: bool = False,
+        parts: bool = False,
     ) -> None:
         self._shards = shards
         self._takes_devices = devices
+        self._takes_parts = parts
         self._round = (HostCopies() if copies is None else copies).round()
 
     def take(self, value: Any, fqn: str) -> Source | None:
         """The source of a tensor-like `value`, or None for anything else. Raises Invalid."""
         if is_sharded(value):
             shard = self._shards.of(value, fqn)
-            if isinstance(shard, MeshShard) and self._shards.is_complete(shard, fqn):
+            is_mesh = isinstance(shard, MeshShard) and not self._takes_parts
+            if is_mesh and self._shards.is_complete(shard, fqn):
                 return self._torch(shard.local, fqn)
             return self.sharded(shard, value, fqn)
         if is_torch_tensor(value):

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/async_save.h"
+#include "core/inspect/check_state.h"
 #include "core/inspect/compare.h"
 #include "core/step/contents.h"
 #include "core/upkeep/repair.h"
@@ -66,6 +67,41 @@ TEST_F(ForeignChunksTest, AnyTilingIsReadVerifiedComparedAndSavedAnew) {
   tensor.bytes[0] ^= std::byte{1};
   Save(3, StateOf({{"w", tensor.view()}}));
   EXPECT_GT(Changed(1, 3), 0u);
+}
+
+TEST_F(ForeignChunksTest, MemoryIsCheckedInPagesOfAnySize) {
+  TestTensor tensor(DType::kFloat32, {300, 300});
+  const auto check = [&](uint64_t step, const TensorView& view, Sharding sharding = {}) {
+    StateDict state;
+    if (sharding.global_shape.empty()) {
+      state.root().Tensor("w", view);
+    } else {
+      state.root().Sharded("w", view, std::move(sharding));
+    }
+    const auto contents = store->List(step);
+    EXPECT_TRUE(testing::IsOk(contents));
+    auto checked = CheckState(store->kv(), *contents, state, 0);
+    EXPECT_TRUE(testing::IsOk(checked));
+    return checked.value_or(StateCheck{});
+  };
+  uint64_t step = 0;
+  for (const uint8_t page_bits : {12, 16, 20}) {
+    Write(++step, tensor, kPinwheel, page_bits);
+    EXPECT_THAT(check(step, tensor.view()).different, IsEmpty());
+    EXPECT_EQ(check(step, tensor.view()).bytes_read, 0u);
+    const Box part{{50, 0}, {200, 300}};
+    const Sharding sharding{.global_shape = {300, 300},
+                            .mesh = nullptr,
+                            .placements = {},
+                            .parts = {{.box = part, .view = Narrow(tensor.view(), part)}}};
+    EXPECT_THAT(check(step, {.dtype = tensor.dtype, .shape = {0}}, sharding).different, IsEmpty());
+    const size_t place = (150 * 300 + 299) * 4;
+    tensor.bytes[place] ^= std::byte{1};
+    EXPECT_THAT(check(step, tensor.view()).different, ::testing::SizeIs(1));
+    EXPECT_THAT(check(step, {.dtype = tensor.dtype, .shape = {0}}, sharding).different,
+                ::testing::SizeIs(1));
+    tensor.bytes[place] ^= std::byte{1};
+  }
 }
 
 TEST_F(ForeignChunksTest, GapsAndOverlapsAreDamage) {

@@ -71,3 +71,18 @@ def test_damaged_bytes_are_found(store, saved, path):
         file.write(b"damage")
     with pytest.raises(cairn.Corrupt):
         store.load({"large": empty((3, MIB))}, strict=False)
+
+
+def test_memory_on_devices_is_checked_there(store, saved):
+    state = {
+        name: empty(tuple(tensor.shape), tensor.dtype, device=i % 2)
+        for i, (name, tensor) in enumerate(saved.items())
+    }
+    store.load(state)
+    control.ResetCounters()
+    report = store.check(state)
+    assert report.equal and report.bytes_read == 0
+    assert control.BytesToHost() < saved["large"].nbytes // 100
+    saved["matrix"][999, 299] += 1
+    store.save(2, saved)
+    assert list(store.check(state).different) == ["matrix"]
