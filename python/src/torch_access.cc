@@ -123,9 +123,12 @@ std::optional<TensorMemory> TorchAccess::FindMemory(nb::handle value) const {
   // Not the dtype of DLPack, which describes torch's uint4 as uint8.
   const core::DType dtype = CodeOf(value);
   if (dtype == core::DType::kUnknown || IsComplex(dtype) || IsNegated(value)) return std::nullopt;
+  // A failure takes torch a millisecond, and meta tensors are usually many.
+  if (has_failed_ && nb::handle(value.attr("is_meta")).is(nb::handle(Py_True))) return std::nullopt;
   dlpack::Tensor tensor{};
   if (api_->describe(value.ptr(), &tensor) != 0) {
     PyErr_Clear();  // the Python side finds out and reports the reason
+    has_failed_ = true;
     return std::nullopt;
   }
   const std::optional<int> device = ReachedDevice(tensor.device);

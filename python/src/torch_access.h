@@ -125,6 +125,7 @@ class TorchAccess {
 
   Reach reach_;
   mutable std::optional<bool> has_backend_;  // set when the first tensor on a device is found
+  mutable bool has_failed_ = false;          // whether torch has failed to describe a tensor
   nb::object tensor_type_;
   nb::object parameter_type_;
   nb::object size_type_;

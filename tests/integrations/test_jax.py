@@ -270,8 +270,18 @@ def test_arrays_without_values_are_refused(path):
         jax.jit(lambda x: cairn.jax.save(path, 1, {"a": x}))(jnp.ones(3))
     with pytest.raises(Invalid, match="single leaf"):
         cairn.jax.save(path, 1, jnp.ones(3))
-    with pytest.raises(Invalid):
-        cairn.jax.save(path, 1, {"a.b": 1, "a": {"b": 2}})
+
+
+def test_a_template_of_which_nothing_is_loaded_is_refused(path):
+    cairn.jax.save(path, 1, {"a": jnp.ones(2)})
+    with pytest.raises(NotFound, match="no key of the state"):
+        cairn.jax.load(path, {"b": jnp.ones(2)}, strict=False)
+
+
+def test_all_mismatches_of_a_template_are_one_error(path):
+    cairn.jax.save(path, 1, {"a": jnp.ones(2), "b": jnp.ones(2), "c": 1})
+    with pytest.raises(Invalid, match="2 keys are refused: 'a' .*; 'b' .*"):
+        cairn.jax.load(path, {"a": jnp.ones(3), "b": 1, "c": 1})
 
 
 def test_a_template_that_does_not_fit_is_refused(path):
