@@ -108,6 +108,13 @@ Result<Chunk> DecodeChunk(std::string_view key, std::span<const std::byte> recor
                .since_step = chunk->since_step()};
 }
 
+/// Returns the step to which a save refers; nothing if there is none.
+Result<std::optional<uint64_t>> BaseStep(const Snapshot& snapshot) {
+  if (snapshot.step_numbers().empty()) return std::nullopt;
+  CAIRN_TRY_ASSIGN(const StepInfo latest, snapshot.FindStep(std::nullopt));
+  return latest.step;
+}
+
 /// Returns the chunk that the latest step has under `key`.
 Result<std::optional<Chunk>> FindBase(const Snapshot& snapshot, const std::string& key) {
   if (snapshot.step_numbers().empty()) return std::nullopt;
@@ -234,7 +241,7 @@ Result<StepInfo> SaveSample(Store& store, const SampleStep& sample, bool overwri
                       .tensor_count = sample.tensors.size(),
                       .value_count = 1,
                       .logical_bytes = 0};
-  if (!base->step_numbers().empty()) summary.base_step = base->step_numbers().back();
+  CAIRN_TRY_ASSIGN(summary.base_step, BaseStep(*base));
   for (const auto& [fqn, bytes] : sample.tensors) {
     CAIRN_TRY(SaveTensor(*writer, *base, sample.step, fqn, bytes));
     summary.logical_bytes += bytes.size();
@@ -289,7 +296,7 @@ Result<StepInfo> SaveSampleOfRank(Store& store, const SampleStep& sample,
   }
   CAIRN_TRY(writer->AddRecord(Column::kValues, FqnKey(kVersionFqn), IntRecord(sample.version)));
   CAIRN_TRY(writer->SetStructure(FlatStructure(sample)));
-  if (!base->step_numbers().empty()) summary.base_step = base->step_numbers().back();
+  CAIRN_TRY_ASSIGN(summary.base_step, BaseStep(*base));
   return writer->Commit(summary);
 }
 

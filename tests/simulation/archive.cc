@@ -87,8 +87,8 @@ void Writer::CopyFromArchive() {
   const uint64_t version = world().archive()->VersionOf(step);
 
   Operation operation = NewOperation(fmt::format("copy step {} as version {}", step.step, version));
-  operation.apply = [step, version](State& state, uint64_t generation) {
-    state.steps[step.step] = {.version = version, .generation = generation};
+  operation.apply = [step, version](State& state, const kv::internal::Root& root) {
+    state.Add(step.step, version, root);
   };
   operation.takes_effect = [step](const kv::internal::Root& root) {
     return std::ranges::any_of(root.recent, [&](const auto& entry) {

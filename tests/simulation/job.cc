@@ -60,9 +60,9 @@ void RankZero::Begin() {
 
 void RankZero::Save(JobPlan::Save& save) {
   Operation operation = SaveOf(save.step, save.version, save.overwrite);
-  operation.apply = [&save, apply = operation.apply](State& state, uint64_t generation) {
+  operation.apply = [&save, apply = operation.apply](State& state, const auto& root) {
     save.is_committed = true;
-    apply(state, generation);
+    apply(state, root);
   };
   const uint64_t fault_count = storage()->fault_count();
   const std::string attempt = store().NextAttempt(save.step);

@@ -13,11 +13,17 @@
 namespace cairn::simulation {
 namespace {
 
+ModelStep ModelStepOf(const kv::StepInfo& step) {
+  ModelStep found{.generation = step.generation, .saved_unix_ns = step.created_unix_ns};
+  if (step.parent) found.parent = step.parent->step;
+  return found;
+}
+
 /// Returns what the snapshot shows of a state: everything but the versions.
 Result<State> Shown(const kv::Snapshot& snapshot) {
   State state;
   CAIRN_TRY_ASSIGN(const std::vector<kv::StepInfo> steps, snapshot.Steps());
-  for (const kv::StepInfo& step : steps) state.steps[step.step].generation = step.generation;
+  for (const kv::StepInfo& step : steps) state.steps[step.step] = ModelStepOf(step);
   state.tags = {snapshot.tags().begin(), snapshot.tags().end()};
   state.keep_last = snapshot.retention().keep_last;
   state.compresses = snapshot.compresses_saves();
@@ -31,19 +37,34 @@ State WithoutVersions(State state) {
 
 }  // namespace
 
-void State::Save(uint64_t step, ModelStep saved) {
-  steps[step] = saved;
+void State::Add(uint64_t step, uint64_t version, const kv::internal::Root& root) {
+  const auto entry =
+      std::ranges::find(root.recent, step, [](const auto& e) { return e->info.step; });
+  ModelStep& added = steps[step] =
+      entry == root.recent.end() ? ModelStep() : ModelStepOf((*entry)->info);
+  added.version = version;
+  added.generation = root.number;
+}
+
+void State::Save(uint64_t step, uint64_t version, const kv::internal::Root& root) {
+  Add(step, version, root);
   if (keep_last == 0) return;
-  uint64_t older_count = keep_last - 1;
-  for (auto older = steps.find(step); older != steps.begin();) {
-    --older;
+  uint64_t left = keep_last;
+  uint64_t on_line = step;  // the highest that may be the next step on the line
+  int64_t saved_unix_ns = steps[step].saved_unix_ns;
+  for (auto each = std::next(steps.find(step)); each != steps.begin();) {
+    --each;
+    const auto& [number, found] = *each;
     const bool is_tagged =
-        std::ranges::any_of(tags, [&](const auto& tag) { return tag.second == older->first; });
-    if (older_count > 0) {
-      --older_count;
-    } else if (!is_tagged) {
-      older = steps.erase(older);
+        std::ranges::any_of(tags, [&](const auto& tag) { return tag.second == each->first; });
+    bool is_kept = is_tagged;
+    if (number <= on_line && found.saved_unix_ns <= saved_unix_ns) {
+      is_kept = is_kept || left > 0;
+      if (left > 0) --left;
+      saved_unix_ns = found.saved_unix_ns;
+      on_line = number == 0 ? 0 : std::min(number - 1, found.parent.value_or(number));
     }
+    if (!is_kept) each = steps.erase(each);
   }
 }
 
@@ -84,9 +105,9 @@ void Model::RootPut(uint64_t number, Operation* operation, std::span<const std::
         fmt::format("{} put root {}, but another writer had taken over", operation->name, number));
   }
   RootState next{.state = last.state, .operation = operation};
-  const bool takes_effect =
-      !operation->takes_effect || operation->takes_effect(kv::internal::DecodeRoot(bytes).value());
-  if (takes_effect && operation->apply) operation->apply(next.state, number);
+  const kv::internal::Root root = kv::internal::DecodeRoot(bytes).value();
+  const bool takes_effect = !operation->takes_effect || operation->takes_effect(root);
+  if (takes_effect && operation->apply) operation->apply(next.state, root);
   if (takes_effect) operation->roots.push_back(number);
   roots_.push_back(std::move(next));
 }

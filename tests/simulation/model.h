@@ -25,6 +25,9 @@ namespace cairn::simulation {
 struct ModelStep {
   uint64_t version = 0;     // determines the contents (kv::testing::MakeSample)
   uint64_t generation = 0;  // number of the root that added it
+  // As the root states them. A step without a parent continues from the one below it.
+  int64_t saved_unix_ns = 0;
+  std::optional<uint64_t> parent = {};
   friend bool operator==(const ModelStep&, const ModelStep&) = default;
 };
 
@@ -34,8 +37,10 @@ struct State {
   uint64_t keep_last = 0;                // 0: saves delete nothing
   bool compresses = false;
 
-  /// Adds the step, and deletes those that the policy does not keep.
-  void Save(uint64_t step, ModelStep saved);
+  /// Adds a step that `root` has. It is one of its recent steps.
+  void Add(uint64_t step, uint64_t version, const kv::internal::Root& root);
+  /// Adds the step, and deletes those that the policy does not keep: it keeps steps on the line.
+  void Save(uint64_t step, uint64_t version, const kv::internal::Root& root);
   void Delete(uint64_t step);
   friend bool operator==(const State&, const State&) = default;
 };
@@ -46,7 +51,7 @@ struct Operation {
   uint64_t writer = 0;  // one number per open for writing
   bool opens = false;   // it may follow a root of another writer
   bool moves_payload = false;
-  std::function<void(State&, uint64_t generation)> apply;
+  std::function<void(State&, const kv::internal::Root&)> apply;
   /// Whether this root of the operation changes the state; null: each does. A copy puts others
   /// before.
   std::function<bool(const kv::internal::Root&)> takes_effect;
@@ -64,7 +69,7 @@ class Model {
   /// Adds an operation, which lives as long as the model.
   Operation& Begin(Operation operation);
   /// A root was put by `operation`, or by nobody who should.
-  void RootPut(uint64_t number, Operation* operation, std::span<const std::byte> bytes = {});
+  void RootPut(uint64_t number, Operation* operation, std::span<const std::byte> bytes);
   /// An object that is never replaced was put.
   void ObjectPut(const std::string& name);
 

@@ -7,6 +7,9 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <utility>
+
+#include "kv/storage/internal/object_names.h"
 
 namespace cairn::simulation {
 namespace {
@@ -97,26 +100,28 @@ Model& World::ModelOf(const kv::Store& store) {
 
 SimulatedStore& World::AddStore() {
   SimulatedStore& added = stores_.emplace_back(NewModel());
-  const auto put = [&, writer = NextWriter()](uint64_t root, std::function<void(State&)> change) {
-    added.model.RootPut(
-        root, &added.model.Begin({.name = "prepare",
-                                  .writer = writer,
-                                  .opens = root == 1,
-                                  .apply = [change](State& state, uint64_t) { change(state); },
-                                  .begin_ns = scheduler_.now_ns()}));
+  using Change = std::function<void(State&, const kv::internal::Root&)>;
+  const auto put = [&, writer = NextWriter()](uint64_t root, Change change) {
+    const auto bytes = added.objects->Read(kv::internal::RootName(root), 1 << 30).value();
+    Operation& operation = added.model.Begin({.name = "prepare",
+                                              .writer = writer,
+                                              .opens = root == 1,
+                                              .apply = std::move(change),
+                                              .begin_ns = scheduler_.now_ns()});
+    added.model.RootPut(root, &operation, bytes);
   };
   const auto store = kv::Store::Open(added.objects, kv::OpenMode::kWrite, Options());
   CAIRN_CHECK(store.has_value());
-  put(1, [](State&) {});
+  put(1, [](State&, const auto&) {});
   const uint64_t step = Between(1, 3);
   const uint64_t version = NextVersion();
   CAIRN_CHECK(kv::testing::SaveSample(**store, Contents(step, version)).has_value());
-  put(2, [&](State& state) { state.Save(step, {.version = version, .generation = 2}); });
+  put(2, [&](State& state, const auto& root) { state.Save(step, version, root); });
   const uint64_t count = Between(2, Chance(0.5) ? 10 : 150);
   for (uint64_t root = 3; root <= count; ++root) {
     const bool compresses = root % 2 == 1;
     CAIRN_CHECK((*store)->SetCompression(compresses).has_value());
-    put(root, [&](State& state) { state.compresses = compresses; });
+    put(root, [&](State& state, const auto&) { state.compresses = compresses; });
   }
   CAIRN_CHECK((*store)->Close().has_value());
   return added;

@@ -69,8 +69,8 @@ Operation Writer::NewOperation(const std::string& name) const {
 Operation Writer::SaveOf(uint64_t step, uint64_t version, bool overwrite) const {
   Operation operation = NewOperation(
       fmt::format("{} step {} as version {}", overwrite ? "overwrite" : "save", step, version));
-  operation.apply = [step, version](State& state, uint64_t generation) {
-    state.Save(step, {.version = version, .generation = generation});
+  operation.apply = [step, version](State& state, const kv::internal::Root& root) {
+    state.Save(step, version, root);
   };
   return operation;
 }
@@ -158,7 +158,7 @@ void Writer::Delete() {
   const std::optional<uint64_t> step = AnyStep();
   if (!step) return;
   Operation operation = NewOperation(fmt::format("delete step {}", *step));
-  operation.apply = [step](State& state, uint64_t) { state.Delete(*step); };
+  operation.apply = [step](State& state, const auto&) { state.Delete(*step); };
   Change(std::move(operation), [&]() -> Result<void> {
     CAIRN_TRY(store_->Delete({&*step, 1}));
     return {};
@@ -168,7 +168,7 @@ void Writer::Delete() {
 void Writer::Prune() {
   const uint64_t count = world().Between(0, 3);
   Operation operation = NewOperation(fmt::format("keep the last {} steps", count));
-  operation.apply = [count](State& state, uint64_t) { state.keep_last = count; };
+  operation.apply = [count](State& state, const auto&) { state.keep_last = count; };
   Change(std::move(operation), [&] { return store_->SetRetention({.keep_last = count}); });
 }
 
@@ -176,7 +176,7 @@ void Writer::Tag() {
   const std::optional<uint64_t> step = AnyStep();
   if (!step) return;
   Operation operation = NewOperation(fmt::format("tag step {}", *step));
-  operation.apply = [step](State& state, uint64_t) { state.tags["best"] = *step; };
+  operation.apply = [step](State& state, const auto&) { state.tags["best"] = *step; };
   Change(std::move(operation), [&] { return store_->ChangeTags({{"best", *step}}); });
 }
 
@@ -192,7 +192,7 @@ void Writer::Compact() {
 void Writer::SetCompression() {
   const bool compress = world().Chance(0.5);
   Operation operation = NewOperation(compress ? "compress" : "do not compress");
-  operation.apply = [compress](State& state, uint64_t) { state.compresses = compress; };
+  operation.apply = [compress](State& state, const auto&) { state.compresses = compress; };
   Change(std::move(operation), [&] { return store_->SetCompression(compress); });
 }
 
