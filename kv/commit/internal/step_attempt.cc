@@ -53,7 +53,8 @@ StepAttempt::StepAttempt(std::shared_ptr<StoreState> store_state, uint64_t step_
                 .io = *store->options.io,
                 .pool = store->pool.get(),
                 .queues = store->queues.get(),
-                .free_space = [this] { return FreeSpaceForSave(*store, !committing); }},
+                .free_space =
+                    [this](uint64_t& seen) { return FreeSpaceForSave(*store, !committing, seen); }},
                [this](Column column, std::string_view key, std::span<const std::byte> value) {
                  return AddEntry(column, key, value);
                }),

@@ -73,9 +73,10 @@ Result<void> SegmentOutput::AwaitWrite(IoQueue& queue,
     return error_number == 0 && completion.done_bytes != request.length_bytes;
   };
   std::optional<std::string> waiting;
+  uint64_t seen = 0;
   while (file_ && free_space_ &&
          (error_number == ENOSPC || error_number == EDQUOT || is_partial())) {
-    waiting = free_space_();
+    waiting = free_space_(seen);
     if (waiting) break;
     completion = TransferNow(request);
     error_number = error_of();

@@ -439,6 +439,7 @@ bool RemoveWaiting(StoreState& state, bool all) {
   if (due.empty() || !CheckCanCommit(state)) return false;
   if (!IsStillThere(*state.storage, current->root).value_or(false)) return false;
   RemoveObjects(state, due, Clock::now() + kLongestRemoval);
+  ++state.removal_count;
   // The next root does not name them. Until then, the list may name objects that do not exist.
   CommittedRoot rest = *current;
   std::erase_if(rest.root.removed, is_due);
@@ -447,10 +448,12 @@ bool RemoveWaiting(StoreState& state, bool all) {
   return true;
 }
 
-std::optional<std::string> FreeSpaceForSave(StoreState& state, bool may_remove) {
+std::optional<std::string> FreeSpaceForSave(StoreState& state, bool may_remove, uint64_t& seen) {
   if (may_remove && state.writable) {
     const MutexLock write_lock(state.write_mutex);
-    if (RemoveWaiting(state)) return std::nullopt;
+    RemoveWaiting(state);
+    const uint64_t count = state.removal_count;
+    if (std::exchange(seen, count) != count) return std::nullopt;
   }
   const auto current = CurrentRoot(state);
   const uint64_t bytes = WaitingBytes(current->root);

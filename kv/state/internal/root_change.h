@@ -131,10 +131,10 @@ FreedSpace SpaceAfter(const StoreState& state, const Unreachable& unreachable);
 bool RemoveWaiting(StoreState& state, bool all = false);
 
 /// For a write of a save for which the file system has no space: if `may_remove` is set, removes
-/// the objects whose grace period has passed, and returns nothing if there were any. Otherwise
-/// returns what to add to the error: which bytes wait, and how long. Locks write_mutex if
-/// `may_remove` is set.
-std::optional<std::string> FreeSpaceForSave(StoreState& state, bool may_remove);
+/// the objects whose grace period has passed, and returns nothing if any were removed since the
+/// `seen` removals, also by another thread or for another write. Otherwise returns what to add to
+/// the error: which bytes wait, and how long. Locks write_mutex if `may_remove` is set.
+std::optional<std::string> FreeSpaceForSave(StoreState& state, bool may_remove, uint64_t& seen);
 
 /// Removes the objects whose grace period has passed, and, if the file system of the store is
 /// nearly full, the others that wait: a save that fails for lack of space succeeds when it is
