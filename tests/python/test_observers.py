@@ -114,7 +114,7 @@ def test_every_kind_of_call_is_reported_once(store, events):
         store.save(step, state)
         state["bias"] += 1
     store.merge([1, 2], into=4)
-    store.load(state)
+    store.load(state, step=4)
     store.pull(state, since=4, step=3)
     store.delete(4)
     store.prune(keep_last=2)

@@ -68,8 +68,8 @@ Result<std::unique_ptr<core::CheckpointStore>> OpenExisting(const std::string& s
 
 namespace {
 
-/// Returns the pid of another process that has the directory open, as each reader has; nothing: none
-/// is known. Processes of other users are examined only by root.
+/// Returns the pid of another process that has the directory open, as each reader has; nothing:
+/// none is known. Processes of other users are examined only by root.
 std::optional<std::string> FindReader(const fs::path& directory) {
   std::error_code ignored;  // processes end, and other users' are not readable
   const std::string own = fmt::format("{}", ::getpid());

@@ -39,9 +39,9 @@ Result<StepEntryPtr> FindUnchanged(const StepAttempt& attempt, const StepInfo& s
   return entry;
 }
 
-/// Sets the parent and the run of the step, and its time, which orders the steps: whatever the clock
-/// says, it is not before that of its parent and of the steps that the root lists. A derived step is
-/// not saved later than its source.
+/// Sets the parent and the run of the step, and its time, which orders the steps: whatever the
+/// clock says, it is not before that of its parent and of the steps that the root lists. A derived
+/// step is not saved later than its source.
 Result<void> SetDescent(const StepAttempt& attempt, StepInfo& info) {
   const std::optional<StepInfo>& parent = attempt.continuation.step;
   const auto root = CurrentRoot(*attempt.store);

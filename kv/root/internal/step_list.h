@@ -2,10 +2,10 @@
 /// The steps that a store contains at one root: entries of the newest steps in the root, entries of
 /// older steps in pages, which are read when they are needed.
 ///
-/// The highest steps are the recent ones, and the one that was saved last. Add, Remove and WritePages return a changed list and do
-/// not change this one. A commit calls Add or Remove, then WritePages, and puts a root with
-/// recent() and pages(). Pages are never changed: a page contains entries of steps that no longer
-/// exist until WritePages merges it with others.
+/// The highest steps are the recent ones, and the one that was saved last. Add, Remove and
+/// WritePages return a changed list and do not change this one. A commit calls Add or Remove, then
+/// WritePages, and puts a root with recent() and pages(). Pages are never changed: a page contains
+/// entries of steps that no longer exist until WritePages merges it with others.
 
 #include <cstdint>
 #include <memory>

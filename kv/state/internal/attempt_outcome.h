@@ -51,8 +51,8 @@ std::optional<Outcome> FindOutcome(Storage& storage, const std::string& attempt)
 
 /// Adds `attempt`, which has an outcome, to `attempts`, unless it contains it.
 void RecordAttempt(const std::string& attempt, std::deque<std::string>& attempts);
-/// Removes all objects of an attempt; with `keeps_failure`, not an outcome that is an error, for ranks
-/// that have not read it. Ignores errors, because the next open for writing removes what remains.
+/// Removes all objects of an attempt; with `keeps_failure`, not an outcome that is an error, for
+/// ranks that have not read it. Ignores errors: the next open for writing removes what remains.
 void ForgetAttempt(Storage& storage, const std::string& attempt, bool keeps_failure = false);
 
 /// Returns whether the name is one that the ranks of an attempt give, or cairn.dcp. Others in

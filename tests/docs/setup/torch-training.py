@@ -19,11 +19,13 @@ scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
 scaler = torch.amp.GradScaler("cpu")
 last = 100
 # before block 3
+store = cairn.open("runs/gpt", mode="a")
+# before block 4
 make_state = lambda: {"app": app}
 last, step = 2000, 1100
-# before block 4
-state = {"app": app}
 # before block 5
+state = {"app": app}
+# before block 6
 saver.close()
 store.close()
 store = cairn.open("runs/data", mode="a")
@@ -32,10 +34,10 @@ state = {"model": model.state_dict()}
 make_state = lambda: state
 last = 1100
 connect()
-# before block 6
+# before block 7
 store.close()
 store = cairn.open("runs/gpt", mode="a")
 step += 100
-# before block 7
+# before block 8
 state = {"model": model.state_dict()}
 connect()

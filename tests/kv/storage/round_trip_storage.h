@@ -66,7 +66,7 @@ class RoundTripStorage final : public cairn::testing::ForwardingStorage {
   auto Call(std::string_view operation, std::string_view name, const Perform& perform)
       -> decltype(perform());
 
-  /// Returns when no other thread runs. Releases `mutex_` meanwhile.
+  /// Returns when no other thread runs. Releases `mutex_` in the meantime.
   void AwaitOthers() CAIRN_REQUIRES(mutex_);
 
   mutable Mutex mutex_;
