@@ -93,7 +93,8 @@ ctest --preset release "${ctest_options[@]}" </dev/null || failed+=(ctest)
 
 Section "Python tests, in the order of CAIRN_TEST_SEED=$seed"
 .venv/bin/python -m pytest -q -n "$(($(nproc) * 3 / 2))" --maxprocesses 8 --dist worksteal "${pytest_options[@]}" \
-  tests/matrix tests/python tests/tools tests/style tests/install tests/bench tests/docs </dev/null || failed+=(pytest)
+  tests/matrix tests/python tests/tools tests/style tests/install tests/bench tests/docs tests/first_hour \
+  </dev/null || failed+=(pytest)
 
 if [[ ${with[integrations]} ]]; then
   Section "Tests with libraries of others"

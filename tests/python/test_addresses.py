@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from cairn_testing import run_python, state_of, steps_of
 
 import cairn
 from cairn._by_address import save_by_address
 from cairn.dcp import CairnReader, CairnWriter
+from cairn.torch import Saver
 
 REFUSED = {
     "object": ({"a": object()}, {}),
@@ -120,3 +122,67 @@ def test_relative_addresses_mean_the_same_after_a_change_of_the_directory(tmp_pa
     assert state["x"].tolist() == [1] * 4
     assert not list(elsewhere.iterdir())
     assert {"mirror", "checkpoints"} <= {path.name for path in tmp_path.iterdir()}
+
+
+def test_a_saver_stays_with_its_stores_where_others_have_the_same_relative_addresses(
+    tmp_path, monkeypatch
+):
+    for folder, last in (("elsewhere", 50), ("home", 2)):
+        (tmp_path / folder).mkdir()
+        monkeypatch.chdir(tmp_path / folder)
+        with cairn.open("store", mode="a") as store:
+            store.save(last, state_of(last), mirror="mirror")
+            store.wait_mirrored(timeout=60)
+    state = state_of(0)
+    with (
+        cairn.open("store", mode="a", grace=0) as store,
+        Saver(store, every=1, keep_last=2, mirror="mirror") as saver,
+    ):
+        os.chdir(tmp_path / "elsewhere")
+        assert saver.resume(state) == state["step"] == 2
+        for step in (3, 4):
+            saver.step(step, state_of(step))
+    for folder, steps in (("elsewhere", [50]), ("home", [3, 4])):
+        assert steps_of(tmp_path / folder / "store") == steps
+    assert steps_of(tmp_path / "elsewhere/mirror") == [50]
+    assert steps_of(tmp_path / "home/mirror")[-2:] == [3, 4]
+
+
+def test_a_second_writer_is_refused_by_any_spelling_of_the_address(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/link").symlink_to(tmp_path / "store")
+    other_process = """
+        import sys, cairn
+        try:
+            cairn.open(sys.argv[1], mode="a")
+        except cairn.Conflict:
+            print("refused")
+        """
+    with cairn.open("store", mode="a") as store:
+        monkeypatch.chdir("elsewhere")
+        for spelling in (tmp_path / "store", "../store", "file:link"):
+            with pytest.raises(cairn.Conflict, match="this process: "):
+                cairn.open(spelling, mode="a")
+        assert run_python(other_process, tmp_path / "store").stdout == "refused\n"
+        with cairn.open("store", mode="a") as other:  # this is elsewhere/store
+            other.save(5, {})
+        store.save(1, {})
+    with cairn.open(tmp_path / "store", mode="a") as again:  # close has removed the lease
+        assert again.steps() == [1]
+
+
+def test_the_cache_of_readers_stays_where_it_was_and_needs_no_home(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    with cairn.open("memory:cached", mode="a") as store:
+        store.save(1, {"x": np.arange(100_000)})
+    monkeypatch.setenv("CAIRN_CACHE", "~/cache")
+    with pytest.raises(cairn.Invalid, match="only a shell replaces '~'"):
+        cairn.open("memory:cached")
+    monkeypatch.setenv("CAIRN_CACHE", "cache")
+    with cairn.open("memory:cached") as store:
+        monkeypatch.chdir("elsewhere")
+        store.read()
+    assert sum(path.stat().st_size for path in (tmp_path / "cache").rglob("*")) > 100_000
+    assert not list((tmp_path / "elsewhere").iterdir())

@@ -377,6 +377,19 @@ def test_the_report_follows_the_store(tmp_path):
         assert server.ask("report")["timeline"]["last"] == [10, 15]
 
 
+def test_a_relative_address_is_followed_and_one_of_a_home_refused(tmp_path, monkeypatch):
+    for folder, step in (("home", 5), ("elsewhere", 7)):
+        (tmp_path / folder).mkdir()
+        into_store(tmp_path / folder / "store", {"a": np.ones(4)}, first=step)
+    monkeypatch.chdir(tmp_path / "home")
+    with live_server("store") as server:
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        into_store(tmp_path / "home/store", {"a": np.ones(4)}, first=6)
+        assert server.ask("steps")["steps"] == ["5", "6"]
+    refused = run_program("kv-dump", "serve", "~/store", status=2)
+    assert "only a shell replaces '~'" in refused.err
+
+
 def test_damage_is_an_error_of_one_key(tmp_path):
     bad = np.full(5000, 2.5)
     store = into_store(tmp_path / "store", {"a": np.ones(1000), "b": bad})
