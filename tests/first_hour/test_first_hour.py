@@ -106,3 +106,30 @@ def test_two_users_of_a_group_continue_one_run(run_lines, environment, shared_fo
                   ["kv-dump", "verify", "runs/add"]):  # fmt: skip
         done = subprocess.run([*first, *words], capture_output=True, text=True, **options)
         assert done.returncode == 0, done.stderr
+
+
+OPEN_FOR_WRITING = """
+import cairn, sys
+with cairn.open("store", mode="a"):
+    print("open", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("proc", ["shown", "hidden"])
+def test_a_live_writer_of_another_user_is_not_taken_for_dead(environment, shared_folder, proc):
+    """Many machines of several users mount /proc so that each sees only its own processes."""
+    mount = ["unshare", "--mount", "sh", "-c",
+             'mount -t proc -o hidepid=2 proc /proc && exec "$@"', "sh"]  # fmt: skip
+    program = [sys.executable, "-c", OPEN_FOR_WRITING]
+    first, second = ((mount if proc == "hidden" else []) + as_user(user) for user in USERS)
+    options = {"cwd": shared_folder, "umask": 0o002, "env": environment, "text": True}
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([*first, *program], **streams, **options) as writer:
+        if writer.stdout.readline() != "open\n":
+            pytest.skip("root cannot mount /proc here")
+        refused = subprocess.run([*second, *program], input="", capture_output=True, **options)
+        assert "cairn.errors.Conflict" in refused.stderr, refused
+        writer.kill()
+    after = subprocess.run([*second, *program], input="", capture_output=True, **options)
+    assert after.stdout == "open\n", after.stderr

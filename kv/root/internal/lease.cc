@@ -3,9 +3,11 @@
 #include "kv/root/internal/lease.h"
 
 #include <fmt/format.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <array>
+#include <cerrno>
 #include <chrono>
 #include <fstream>
 #include <mutex>
@@ -58,6 +60,12 @@ uint64_t ProcessStart(uint32_t pid) {
   return fields ? start : 0;
 }
 
+/// Returns whether a process exists about which /proc tells this user nothing (hidepid).
+bool IsHidden(uint32_t pid) {
+  return FirstLine(fmt::format("/proc/{}/stat", pid)).empty() &&
+         ::kill(static_cast<pid_t>(pid), 0) != 0 && errno == EPERM;
+}
+
 /// Returns whether the processes of this system can be compared with the one in `lease`.
 bool IsOfThisSystem(const Lease& lease) {
   return !lease.boot_id.empty() && !lease.pid_namespace.empty() && lease.process_start != 0 &&
@@ -84,7 +92,7 @@ struct GivenUp {
 };
 
 bool IsAlive(const Lease& lease) {
-  if (IsOfThisSystem(lease)) {
+  if (IsOfThisSystem(lease) && !IsHidden(lease.writer.pid)) {
     if (ProcessStart(lease.writer.pid) != lease.process_start) return false;
     const bool is_this_process = lease.writer.pid == static_cast<uint32_t>(::getpid());
     return !is_this_process || !GivenUp::OfThisProcess().Contains(lease.writer.session);

@@ -57,8 +57,9 @@ std::optional<Lease> DecodeLease(std::span<const std::byte> bytes);
 ///
 /// If the lease is of this boot of this host and of this pid namespace, its process is alive if it
 /// exists and started at the recorded time; a lease that this process itself has given up counts
-/// for nothing, even if it could not be removed. Otherwise, it counts as alive for kLeaseLifetimeNs
-/// after its last renewal, by the clocks of both hosts, which may differ by kMaxClockLeadNs.
+/// for nothing, even if it could not be removed. Otherwise, and if /proc hides the process from
+/// this user (hidepid), it counts as alive for kLeaseLifetimeNs after its last renewal, by the
+/// clocks of both hosts, which may differ by kMaxClockLeadNs.
 Result<void> CheckLease(Storage& storage, const std::string& session);
 
 /// Keeps a lease of this process. While the writer is idle, a thread renews it if it exists.
