@@ -46,6 +46,7 @@ using DigestBytes = std::vector<std::byte>;  // the first byte is the first in t
 
 DigestBytes BytesOf(const kv::Digest& digest) {
   DigestBytes bytes;
+  bytes.reserve(16);
   for (const uint64_t half : {digest.hi, digest.lo}) {
     for (int shift = 56; shift >= 0; shift -= 8) {
       bytes.push_back(static_cast<std::byte>(half >> shift));
@@ -67,6 +68,7 @@ void AppendHex(uint8_t byte, std::string_view digits, std::string& text) {
 
 std::string HexOf(std::span<const std::byte> bytes) {
   std::string text;
+  text.reserve(2 * bytes.size());
   for (const std::byte byte : bytes) {
     AppendHex(std::to_integer<uint8_t>(byte), "0123456789abcdef", text);
   }
