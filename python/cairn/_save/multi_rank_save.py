@@ -84,12 +84,12 @@ def prepare_together(
 
 
 def elements_at(tensor: Any, runs: list[tuple[int, int]]) -> bytes:
-    """Elements of a tensor or a storage in device memory: their first positions in row-major order,
-    and their numbers."""
+    """Elements of a tensor in device memory: their first positions in row-major order, and their
+    numbers."""
     import torch
 
-    if not isinstance(tensor, torch.Tensor):  # a storage that several tensors share
-        tensor = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor)
+    if not isinstance(tensor, torch.Tensor):
+        return b""  # a storage that several tensors share is not compared
     flat = tensor.detach().reshape(-1)
     positions = torch.tensor([begin + i for begin, count in runs for i in range(count)])
     picked = flat[positions.to(tensor.device)].cpu()

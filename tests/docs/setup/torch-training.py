@@ -18,8 +18,6 @@ shutil.rmtree("runs/gpt")
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
 scaler = torch.amp.GradScaler("cpu")
 last = 100
-# before block 3
-store = cairn.open("runs/gpt", mode="a")
 # before block 4
 make_state = lambda: {"app": app}
 last, step = 2000, 1100
