@@ -238,3 +238,24 @@ def test_what_is_not_a_store_gets_one_clear_line(dump, admin, two_steps, tmp_pat
     assert admin("export", path, tmp_path / "o.safetensors").status == 2
     if kind == "folder of other things":
         assert [p.name for p in path.iterdir()] == ["notes.txt"]
+
+
+def test_bits_of_deltas_that_do_not_change_the_result_are_found(dump, tmp_path):
+    store = tmp_path / "store"
+    tensor = torch.arange(1_500, dtype=torch.float32)
+    with cairn.open(store, mode="a") as writer:
+        writer.save(1, {"w": tensor})
+        segments = set(files_of(store))
+        tensor[5] += 1
+        writer.save(2, {"w": tensor}, tuning=cairn.SaveTuning(deltas=True))
+        tensor[-1_000] += 1
+        writer.save(3, {"w": tensor}, tuning=cairn.SaveTuning(compress=True))
+    new = [path for path in files_of(store) if path not in segments and path.suffix == ".seg"]
+    assert len(new) == 2
+    for path in new:
+        for position in range(4_200, 4_212):  # packed positions, and the header of a zstd frame
+            for bit in range(8):
+                flip(path, position, bit)
+                assert dump("verify", store).status != 0, (path, position, bit)
+                flip(path, position, bit)
+    assert dump("verify", store).status == 0

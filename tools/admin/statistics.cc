@@ -10,6 +10,7 @@
 #include "tools/common/json.h"
 #include "tools/common/progress.h"
 #include "tools/common/quantities.h"
+#include "tools/common/text.h"
 
 namespace cairn::tools {
 namespace {

@@ -131,7 +131,7 @@ class DeltaScrubber {
     const ChunkInfo& chunk = item.chunk;
     if (decoded_ == nullptr || !Continues(chunk, decoded_->chunk)) {
       decoded_ = nullptr;
-      CAIRN_TRY(ReadExtents(chunk));
+      CAIRN_TRY(ReadExtents(item));
     }
     DeltaChain chain;
     DeltaRead read{.fqn = &item.fqn,
@@ -140,6 +140,7 @@ class DeltaScrubber {
                    .chain = &chain};
     CAIRN_TRY_ASSIGN(const uint64_t bytes, ReadDeltas(view_, {&read, 1}));
     bytes_read_ += bytes;
+    CAIRN_TRY(CheckDeltas(item, read.first));
     const Result<void> applied = chain.ApplyAll(0, bytes_);
     if (!applied) {
       return Fail(
@@ -161,7 +162,24 @@ class DeltaScrubber {
            std::ranges::equal(std::span(chunk.deltas).first(before.deltas.size()), before.deltas);
   }
 
-  Result<void> ReadExtents(const ChunkInfo& chunk) {
+  /// Compares the deltas from `first` on with their page digests: some of their bits do not matter
+  /// for the result.
+  Result<void> CheckDeltas(const ScrubItem& item, size_t first) {
+    kv::ChunkExtents deltas;
+    deltas.deltas.assign(item.chunk.deltas.begin() + static_cast<ptrdiff_t>(first),
+                         item.chunk.deltas.end());
+    if (!FirstDamaged(*view_.snapshot, deltas)) return {};
+    return Fail(OtherPages(item));
+  }
+
+  Error OtherPages(const ScrubItem& item) {
+    return FindDamage(view_, item.fqn, item.chunk,
+                      fmt::format("bytes of chunk {} do not match their page digests",
+                                  FormatNumbers(item.chunk.box.offsets)));
+  }
+
+  Result<void> ReadExtents(const ScrubItem& item) {
+    const ChunkInfo& chunk = item.chunk;
     bytes_.resize(chunk.length_bytes());
     std::vector<kv::ReadRange> ranges;
     std::span<std::byte> rest(bytes_);
@@ -171,9 +189,16 @@ class DeltaScrubber {
                         .target = rest.first(extent.length_bytes)});
       rest = rest.subspan(extent.length_bytes);
     }
+    std::vector<uint64_t> stored, computed;
+    if (!chunk.extents.front().is_zeros()) {  // deltas may replace wrong bytes
+      AddPageDigestRanges(chunk.extents, stored, ranges);
+    }
     CAIRN_TRY_ASSIGN(const uint64_t bytes,
                      view_.snapshot->Read(ranges, 1, [](size_t, auto) { return Result<void>(); }));
     bytes_read_ += bytes;
+    if (stored.empty()) return {};
+    kv::AppendPageDigests(bytes_, computed, chunk.extents.page_bytes());
+    if (computed != stored) return Fail(OtherPages(item));
     return {};
   }
 
