@@ -160,8 +160,7 @@ Result<void> CommitEpoch(StoreState& state, Root& next) {
                       .file = state.storage->address()});
   }
   if (outcome.state != CommitOutcome::State::kCommitted) return Fail(std::move(outcome.error));
-  if (next.number > 1) return {};
-  // The first root follows no other one that would show whether it was put into its store.
+  // The root before it, if there is one, may be a stray, too, of a writer whose store was replaced.
   const auto is_own = [&]() -> Result<bool> {
     CAIRN_TRY_ASSIGN(const Uuid uuid, ReadIdentity(*state.storage));
     return uuid == state.uuid;
@@ -172,7 +171,8 @@ Result<void> CommitEpoch(StoreState& state, Root& next) {
   if (owned && *owned) owned = IsStillThere(*state.storage, next);
   if (owned && *owned) return {};
   Error error = owned ? Replaced(*state.storage) : owned.error();
-  error.message = "it is unknown whether root 1 was committed: " + error.message;
+  error.message =
+      fmt::format("it is unknown whether root {} was committed: {}", next.number, error.message);
   return Fail(std::move(error));
 }
 
