@@ -327,7 +327,7 @@ Result<std::unique_ptr<StepWriter>> Store::Begin(uint64_t step, const BeginOptio
   // In a multi-rank store, only rank 0 can remove objects, and the other ranks do not wait for it.
   if (options.world_size > 1 && state_->writable && state_->storage->local_files() != nullptr) {
     const MutexLock write_lock(state_->write_mutex);
-    internal::RemoveWaiting(*state_);
+    internal::RemoveWaiting(*state_, /*all=*/false, internal::kShortRemoval);
   }
   const std::string attempt = options.attempt.empty() ? NextAttempt(step) : options.attempt;
   auto state = std::make_unique<internal::StepAttempt>(state_, step, options, attempt);
@@ -433,7 +433,9 @@ Result<void> Store::Close() {
   for (const std::string& attempt : attempts) {
     internal::ForgetAttempt(*state.storage, attempt, /*keeps_failure=*/true);
   }
-  if (state.lease != nullptr) internal::RemoveWaiting(state);
+  if (state.lease != nullptr) {
+    internal::RemoveWaiting(state, /*all=*/false, internal::kShortRemoval);
+  }
   // The lease remains if it cannot be removed, so that a repeated close tries again.
   if (state.lease != nullptr) {
     const auto write_hint = [&]() -> Result<void> {

@@ -115,6 +115,13 @@ std::vector<uint64_t> StepsToDelete(const RetentionPolicy& policy, std::span<con
   std::vector<uint64_t> line = LineOf(steps, latest);
   line.resize(std::min<uint64_t>(line.size(), policy.keep_last));
   kept.insert(line.begin(), line.end());
+  uint64_t left = policy.keep_last;
+  for (const StepInfo& step : steps | std::views::reverse) {
+    if (left == 0) break;
+    if (step.step > latest) continue;
+    kept.insert(step.step);
+    --left;
+  }
   if (keeps_latest) kept.insert(latest);
   std::vector<uint64_t> doomed;
   for (const StepInfo& step : steps) {

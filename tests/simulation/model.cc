@@ -49,7 +49,7 @@ void State::Add(uint64_t step, uint64_t version, const kv::internal::Root& root)
 void State::Save(uint64_t step, uint64_t version, const kv::internal::Root& root) {
   Add(step, version, root);
   if (keep_last == 0) return;
-  uint64_t left = keep_last;
+  uint64_t left = keep_last, highest = keep_last;
   uint64_t on_line = step;  // the highest that may be the next step on the line
   int64_t saved_unix_ns = steps[step].saved_unix_ns;
   for (auto each = std::next(steps.find(step)); each != steps.begin();) {
@@ -57,7 +57,8 @@ void State::Save(uint64_t step, uint64_t version, const kv::internal::Root& root
     const auto& [number, found] = *each;
     const bool is_tagged =
         std::ranges::any_of(tags, [&](const auto& tag) { return tag.second == each->first; });
-    bool is_kept = is_tagged;
+    bool is_kept = is_tagged || highest > 0;
+    if (highest > 0) --highest;
     if (number <= on_line && found.saved_unix_ns <= saved_unix_ns) {
       is_kept = is_kept || left > 0;
       if (left > 0) --left;

@@ -165,11 +165,17 @@ class DeltaScrubber {
   /// Compares the deltas from `first` on with their page digests: some of their bits do not matter
   /// for the result.
   Result<void> CheckDeltas(const ScrubItem& item, size_t first) {
-    kv::ChunkExtents deltas;
-    deltas.deltas.assign(item.chunk.deltas.begin() + static_cast<ptrdiff_t>(first),
-                         item.chunk.deltas.end());
-    if (!FirstDamaged(*view_.snapshot, deltas)) return {};
-    return Fail(OtherPages(item));
+    for (const kv::Extent& delta : std::span(item.chunk.deltas).subspan(first)) {
+      std::vector<std::byte> bytes(delta.length_bytes);
+      std::vector<uint64_t> stored, computed;
+      std::vector<kv::ReadRange> ranges{
+          {.segment_id = delta.segment_id, .offset_bytes = delta.offset_bytes, .target = bytes}};
+      AddPageDigestRanges(kv::Extents(delta), stored, ranges);
+      CAIRN_TRY(view_.snapshot->Read(ranges, 1, [](size_t, auto) { return Result<void>(); }));
+      kv::AppendPageDigests(bytes, computed, delta.page_bytes());
+      if (computed != stored) return Fail(OtherPages(item));
+    }
+    return {};
   }
 
   Error OtherPages(const ScrubItem& item) {

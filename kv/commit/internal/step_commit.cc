@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
+#include <limits>
 #include <span>
 #include <utility>
 
@@ -53,7 +54,10 @@ Result<void> SetDescent(const StepAttempt& attempt, StepInfo& info) {
     for (const auto& step : steps.recent()) {
       last_saved = std::max(last_saved, step->info.created_unix_ns);
     }
-    if (info.created_unix_ns < last_saved) info.created_unix_ns = last_saved + 1;
+    if (info.created_unix_ns <= last_saved) {
+      info.created_unix_ns =
+          last_saved + (last_saved < std::numeric_limits<int64_t>::max() ? 1 : 0);
+    }
   }
   if (parent) {
     info.run = parent->run;

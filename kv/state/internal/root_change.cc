@@ -186,7 +186,10 @@ Result<std::vector<uint64_t>> StepsWithoutUse(StoreState& state, const StepInfo&
       if (step) tags[name] = *step;
     }
   }
-  std::vector<uint64_t> removed = StepsToDelete(policy, infos, tags, added.step, true);
+  // An edit of an old step, or an import, is not the latest one.
+  const uint64_t latest = *LatestOf(infos);
+  std::vector<uint64_t> removed = StepsToDelete(policy, infos, tags, latest, true);
+  std::erase(removed, added.step);
   const auto kept_steps = [&] {
     const MutexLock lock(state.mutex);
     return state.kept_steps;
@@ -427,7 +430,7 @@ FreedSpace SpaceAfter(const StoreState& state, const Unreachable& unreachable) {
   return space;
 }
 
-bool RemoveWaiting(StoreState& state, bool all) {
+bool RemoveWaiting(StoreState& state, bool all, std::chrono::seconds limit) {
   const auto current = CurrentRoot(state);
   const int64_t limit_ns = GraceLimitNs(state, NowUnixNs());
   // If another writer has taken over the store, its steps may use announced objects.
@@ -436,9 +439,10 @@ bool RemoveWaiting(StoreState& state, bool all) {
   };
   std::vector<RemovedObject> due;
   std::ranges::copy_if(current->root.removed, std::back_inserter(due), is_due);
-  if (due.empty() || !CheckCanCommit(state)) return false;
+  // Also if another writer has followed: a rebuild may have recovered steps that use them.
+  if (due.empty() || !CheckCanCommit(state) || !CheckStillWriter(state)) return false;
   if (!IsStillThere(*state.storage, current->root).value_or(false)) return false;
-  RemoveObjects(state, due, Clock::now() + kLongestRemoval);
+  RemoveObjects(state, due, Clock::now() + limit);
   ++state.removal_count;
   // The next root does not name them. Until then, the list may name objects that do not exist.
   CommittedRoot rest = *current;
@@ -474,9 +478,9 @@ void ReclaimAfterFailure(StoreState& state) {
   const auto directory = files->PlaceOf("");
   struct statvfs status;
   if (!directory || ::fstatvfs(directory->directory, &status) != 0) return;
-  const bool is_full = status.f_bavail <= status.f_blocks / kFullFraction;
+  if (status.f_bavail > status.f_blocks / kFullFraction) return;
   const MutexLock write_lock(state.write_mutex);
-  RemoveWaiting(state, is_full);
+  RemoveWaiting(state, /*all=*/true);
 }
 
 void Sweep(StoreState& state, std::chrono::seconds limit) {

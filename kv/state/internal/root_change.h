@@ -126,9 +126,16 @@ struct FreedSpace {
 /// Returns what a commit frees now that makes `unreachable` unreachable. Requires write_mutex.
 FreedSpace SpaceAfter(const StoreState& state, const Unreachable& unreachable);
 
-/// Removes the objects whose grace period has passed, or, with `all`, each that waits. Keeps
-/// announced objects. Returns whether there were any. Errors are ignored. Requires write_mutex.
-bool RemoveWaiting(StoreState& state, bool all = false);
+/// For how long a commit removes objects, and an open for writing. The next open continues.
+inline constexpr std::chrono::minutes kLongestRemoval{10};
+/// The same for a close, and for the begin of a save. The next change or open continues.
+inline constexpr std::chrono::seconds kShortRemoval{5};
+
+/// Removes the objects whose grace period has passed, or, with `all`, each that waits, unless another
+/// writer has followed. Keeps announced objects. Returns whether there were any. Errors are ignored.
+/// Begins no further request after `limit`. Requires write_mutex.
+bool RemoveWaiting(StoreState& state, bool all = false,
+                   std::chrono::seconds limit = kLongestRemoval);
 
 /// For a write of a save for which the file system has no space: if `may_remove` is set, removes
 /// the objects whose grace period has passed, and returns nothing if any were removed since the
@@ -136,13 +143,9 @@ bool RemoveWaiting(StoreState& state, bool all = false);
 /// the error: which bytes wait, and how long. Locks write_mutex if `may_remove` is set.
 std::optional<std::string> FreeSpaceForSave(StoreState& state, bool may_remove, uint64_t& seen);
 
-/// Removes the objects whose grace period has passed, and, if the file system of the store is
-/// nearly full, the others that wait: a save that fails for lack of space succeeds when it is
-/// repeated. Errors are ignored.
+/// If the file system of the store is nearly full, removes the objects that wait: a save that fails
+/// for lack of space succeeds when it is repeated. Errors are ignored.
 void ReclaimAfterFailure(StoreState& state);
-
-/// For how long a commit removes objects, and an open for writing. The next open continues.
-inline constexpr std::chrono::minutes kLongestRemoval{10};
 
 /// Removes what crashed attempts and writers have left, and the objects whose grace period has
 /// passed. For the open for writing, after it has committed its epoch. Errors are ignored. Begins
