@@ -22,6 +22,7 @@ from cairn._opened.opened import Opened
 from cairn._opened.tiers import Location, Tiers, agree_on_step
 from cairn._ranks.ranks import Ranks
 from cairn._tensors.stateful import StatefulAdapter
+from cairn.errors import Invalid
 
 if TYPE_CHECKING:
     from cairn.errors import Corrupt
@@ -111,10 +112,11 @@ def run_load(
     prefix: str,
     ignore_frozen: bool,
     device: Any = None,
+    is_update: bool = False,
 ) -> Any:
     """Runs the load that ``plan`` makes of the adapted state and what is read for it. ``device``:
     the one that the call names, if any. The next save to the opened store continues from the step,
-    which may be in another store.
+    which may be in another store. `is_update`: for a pull, which compares what the state has.
 
     Raises on all ranks what one of them raises, and Invalid for unexpected keys if the load is
     strict.
@@ -148,6 +150,11 @@ def run_load(
                     source.options.strip_wrappers,
                 )
                 states.apply(adapter)
+                if is_update and states.has_new_memory:
+                    raise Invalid(
+                        "an object of the state lacks arrays, or tensors in device memory, which "
+                        "an update cannot compare with the earlier step: load the step first"
+                    )
                 made = plan(adapter.state, source)
             return made, (bool(made.requests.devices()), made.unexpected, False)
 

@@ -22,6 +22,7 @@ from cairn._tensors.sources import is_tensor_like, is_torch_tensor
 from cairn._tensors.stateful import EXTRA_STATE, StatefulAdapter, is_module, name_of
 from cairn._tensors.subclasses import Rebuilder
 from cairn._tensors.targets import new_array
+from cairn.errors import Invalid
 
 _ABSENT = object()
 
@@ -48,6 +49,8 @@ class ObjectStates:
         self._missing, self._addable = set(missing), set(addable)
         self._skipped = skipped
         self._bare: Callable[[str], str] = _cairn.without_wrappers if strip_wrappers else str
+        self.has_new_memory = False
+        """Whether a new tensor is not a meta tensor: its memory has no contents yet."""
         self._made: dict[tuple, Any] = {}
         """New tensors by place in the step, so that tied ones remain tied."""
         self._texts: dict[int, dict[str, Any]] = {}
@@ -164,7 +167,16 @@ class ObjectStates:
         made = [self._merged(*pair, _join(fqn, str(i)), like) for i, pair in enumerate(pairs)]
         if old is _ABSENT and any(one is _ABSENT for one in made):
             return _ABSENT
-        return type(new)(one for one in made if one is not _ABSENT)
+        while made and made[-1] is _ABSENT:
+            made.pop()
+        if any(one is _ABSENT for one in made):  # the others would change their places
+            raise Invalid(
+                f"'{fqn}' has elements that are not loaded before others that are: load all of "
+                "them, or none",
+                key=fqn,
+                step=self._contents.step,
+            )
+        return type(new)(made)
 
     def _merged_part(self, new: dict[int, Any], old: Any, fqn: str, like: Any) -> Any:
         """A list or tuple of which the step, or what is selected of it, has some elements."""
@@ -214,12 +226,14 @@ class ObjectStates:
     def _new(self, leaf: TensorLeaf, like: Any) -> Any:
         shape = leaf.info.shape
         if leaf.kind == NUMPY_ARRAY:
+            self.has_new_memory = True
             return new_array(leaf.info.dtype, shape)
         torch = dtypes.require_torch()
         dtype = dtypes.torch_dtype(leaf.info.dtype)
         if like is None or not shape:  # a count of steps is in host memory
             return torch.empty(shape, dtype=dtype, device="meta")
         device = "meta" if like.device.type == "cpu" or is_dtensor(like) else like.device
+        self.has_new_memory |= device != "meta"
         if tuple(like.shape) == shape:
             return torch.empty_like(like.detach(), dtype=dtype, device=device)
         return torch.empty(shape, dtype=dtype, device=device)

@@ -81,7 +81,7 @@ def pull(
         base = native.contents(since, source.options.selected)
         return _Pull(native, state, base, source.contents, source.options, ranks)
 
-    report = run_load(opened, read, plan, state, prefix, ignore_frozen)
+    report = run_load(opened, read, plan, state, prefix, ignore_frozen, is_update=True)
     ranks.warn()
     return report
 
