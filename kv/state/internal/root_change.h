@@ -128,12 +128,12 @@ FreedSpace SpaceAfter(const StoreState& state, const Unreachable& unreachable);
 
 /// For how long a commit removes objects, and an open for writing. The next open continues.
 inline constexpr std::chrono::minutes kLongestRemoval{10};
-/// The same for a close, and for the begin of a save. The next change or open continues.
+/// For how long a close, or the begin of a save, does. The next change or open continues.
 inline constexpr std::chrono::seconds kShortRemoval{5};
 
-/// Removes the objects whose grace period has passed, or, with `all`, each that waits, unless another
-/// writer has followed. Keeps announced objects. Returns whether there were any. Errors are ignored.
-/// Begins no further request after `limit`. Requires write_mutex.
+/// Removes the objects whose grace period has passed, or, with `all`, each that waits, unless
+/// another writer has followed. Keeps announced objects. Returns whether there were any. Errors are
+/// ignored. Begins no further request after `limit`. Requires write_mutex.
 bool RemoveWaiting(StoreState& state, bool all = false,
                    std::chrono::seconds limit = kLongestRemoval);
 
