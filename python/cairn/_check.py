@@ -13,6 +13,7 @@ from cairn._load.contents import check_match
 from cairn._load.in_place import locate
 from cairn._load.key_errors import missing_keys
 from cairn._opened.opened import Opened
+from cairn._save.differing import differences, elements_at, samples
 from cairn._save.flatten import flatten
 from cairn._tensors.stateful import StatefulAdapter
 from cairn.errors import Refusals
@@ -37,6 +38,7 @@ def check(
 
     start = time.perf_counter()
     prefix, ranks = clean_prefix(prefix), opened.ranks
+    ranks.begin("check")
     native, number = locate(opened, opened.number(step), opened.tiers)
 
     def check_own() -> tuple[Any, Any]:
@@ -94,6 +96,7 @@ def check_state(
     from cairn.reports import StateReport
 
     prefix, ranks = clean_prefix(prefix), opened.ranks
+    ranks.begin("check_state")
 
     def check_own() -> tuple[Any, Any]:
         adapter = StatefulAdapter(state, prefix, ignore_frozen)
@@ -103,6 +106,12 @@ def check_state(
             adapter.state, allow_pickle, ranks, patterns, devices=True, refusals=refused
         )
         sizes = flat.batch.sizes()
+        own_samples: list[tuple[str, str, int]] = []
+        if ranks.world_size > 1:
+            flat.batch.take_samples(0, elements_at)
+            unusable = _by_fqn(refused)
+            found = samples(flat, adapter.buffers())
+            own_samples = [one for one in found if one[0] not in unusable]
         written: int | None = None
         if steps := opened.native.steps():
             contents = opened.native.contents(steps[-1], patterns)
@@ -116,10 +125,11 @@ def check_state(
             written,
             [fqn for fqn, _, _ in sizes],
             _write_rate(opened) if ranks.rank == 0 else None,
+            own_samples,
         )
 
     _, replies = ranks.run_and_exchange(check_own)
-    refused, sizes, written, fqns, rates = zip(*replies)
+    refused, sizes, written, fqns, rates, sampled = zip(*replies)
     all_sizes: dict[str, int] = {}
     for own_sizes in sizes:
         all_sizes.update(own_sizes)
@@ -139,6 +149,7 @@ def check_state(
         first_seconds=None if rate is None else first_bytes / rate,
         next_seconds=None if rate is None or next_bytes is None else next_bytes / rate,
         only_on=only_on,
+        differing={one.fqn: tuple(one.others) for one in differences(list(sampled))},
     )
 
 

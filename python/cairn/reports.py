@@ -108,6 +108,9 @@ class StateReport:
     """The time to write these bytes at this rate, which other programs and ranks share."""
     only_on: Mapping[str, tuple[int, ...]]
     """The ranks that have a key which others lack, by FQN."""
+    differing: Mapping[str, tuple[int, ...]]
+    """The ranks that hold something else under a key than the lowest rank with it, by FQN: what a
+    save refuses or warns of (docs/python-ranks.md). Of large tensors, samples are compared."""
 
 
 @dataclass(frozen=True)

@@ -191,8 +191,12 @@ def test_ranks_make_a_dry_run_together(rank, path):
     mesh = init_device_mesh("cpu", (2,))
     state = {"rows": sharded(torch.ones(10, 10), mesh, (Shard(0),)), "all": torch.ones(5)}
     state[f"own.{rank}"] = {rank} if rank else 3
+    state["loss"] = torch.tensor(float(rank))
     with cairn.open(path, mode="a") as store:
         report = store.check_state(state)
-        assert report.first_bytes == 420 and list(report.refused) == ["own.1"]
+        assert report.first_bytes == 424 and list(report.refused) == ["own.1"]
         assert report.refused["own.1"].startswith("rank 1: ")
         assert report.only_on == {"own.0": (0,), "own.1": (1,)}
+        assert report.differing == {"loss": (1,)}
+        with pytest.raises(cairn.Invalid, match="rank 0 check, rank 1 check_state"):
+            store.check_state(state) if rank else store.check(state)

@@ -71,7 +71,9 @@ def test_a_meeting_place_that_fails_is_an_error_of_the_open(rank, path):
     resource.setrlimit(resource.RLIMIT_FSIZE, limit)
 
 
-@pytest.mark.parametrize("call", ["save", "save_async", "load", "delete", "pull"])
+@pytest.mark.parametrize(
+    "call", ["save", "save_async", "load", "delete", "pull", "check", "check_state"]
+)
 @with_ranks(3)
 def test_ranks_that_do_not_make_a_call_are_named_after_a_short_deadline(rank, path, call):
     gave_up = path.with_name("gave-up")
@@ -85,6 +87,8 @@ def test_ranks_that_do_not_make_a_call_are_named_after_a_short_deadline(rank, pa
         "load": lambda: store.load(state),
         "delete": lambda: store.delete(1),
         "pull": lambda: store.pull(state, since=1),
+        "check": lambda: store.check(state),
+        "check_state": lambda: store.check_state(state),
     }
     if rank == 0:
         text = f"ranks 1, 2 have not called {call}, which rank 0 has called"

@@ -60,7 +60,10 @@ class Ranks:
         self._nccl_objection = nccl_objection
         self._bound_device = bound_device
         self._warning: str | None = None
-        self.has_warned_of_contents = False
+        self.has_warned_of: set[str] = set()
+        """Kinds of contents that differ between ranks, of which a warning has been issued."""
+        self.has_compared = False
+        """Whether a save has compared the tensors of the ranks and was not refused."""
         self._has_nccl: bool | None = None
         """None until a call has tensors on devices; after that, equal on all ranks."""
         self.transport = (
@@ -224,8 +227,7 @@ class Ranks:
             warnings.warn(text, RuntimeWarning, stacklevel=3)
 
     def warn_of_contents(self, text: str) -> None:
-        """The warning, once and of rank 0, that ranks hold different data. Called on all ranks."""
-        self.has_warned_of_contents = True
+        """The warning of rank 0 that ranks hold different data. Called on all ranks."""
         if self.rank == 0:
             self._warning = text
 

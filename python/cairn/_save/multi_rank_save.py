@@ -20,9 +20,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from cairn import _cairn
-from cairn._ranks.arrival import named_ranks
 from cairn._ranks.ranks import Ranks
 from cairn._ranks.sharded import REPLICATE
+from cairn._save.differing import BUFFER, SAMPLED, TENSOR, VALUE, check_equal, elements_at, samples
 from cairn._save.flatten import FlatState
 from cairn.errors import Invalid
 
@@ -44,12 +44,14 @@ def prepare_together(
     ranks: Ranks,
     prepare: Callable[[], tuple[dict[str, Any], FlatState]],
     differing: str | None,
+    buffers: Callable[[], set[str]],
 ) -> tuple[dict[str, Any], FlatState]:
     """Returns this rank's arguments and state, checked against the other ranks. Collective.
 
     ``prepare()`` returns the arguments and state; if it raises on one rank, all ranks raise. Raises
     Invalid if the arguments differ, if the patterns match nothing, or if ranks hold different data
-    under one key and ``differing`` (`SaveTuning.differing`) does not permit it.
+    under one key and ``differing`` (`SaveTuning.differing`) does not permit it. ``buffers()``: the
+    FQNs of buffers of modules, once the state is prepared.
     """
 
     def prepare_local() -> tuple[tuple[dict[str, Any], FlatState], Any]:
@@ -62,11 +64,11 @@ def prepare_together(
                 contents = [one if is_checked else None for one, is_checked in zip(sums, checked)]
         return prepared, (len(prepared[1].batch) > 0, differing, layout, *contents)
 
-    # Values, tensors.
-    checked = (
-        differing == "refuse" or (differing != "ignore" and not ranks.has_warned_of_contents),
-        differing in (None, "refuse") or (differing == "warn" and not ranks.has_warned_of_contents),
-    )
+    kinds = ({VALUE}, {TENSOR, SAMPLED, BUFFER})  # of values, of tensors
+    needless = set() if differing == "refuse" else ranks.has_warned_of
+    if differing is None:
+        needless = needless & {VALUE}  # tensors may have to be refused
+    checked = [differing != "ignore" and not of <= needless for of in kinds]
     prepared, replies = ranks.run_and_exchange(prepare_local)
     flat = prepared[1]
     has_leaves, given, layout, *contents = map(set, zip(*replies))
@@ -76,57 +78,17 @@ def prepare_together(
     if flat.patterns and not any(has_leaves):
         raise Invalid(f"no key of the state matches {flat.patterns}: there is nothing to save")
     if any(len(sums) > 1 for sums in contents):
-        _check_equal(ranks, flat, differing, checked)
+
+        def own() -> list[tuple[str, str, int]]:
+            found = samples(flat, buffers())
+            return [one for one in found if checked[one[1] != VALUE]]
+
+        check_equal(ranks, own, differing)
+    ranks.has_compared = ranks.has_compared or checked[1]
     if len(layout) > 1 or flat.copied:
         layouts = ranks.exchange_values(lambda: _layout(*prepared))
         _set_shardings(flat, layouts, ranks.rank)
     return prepared
-
-
-def elements_at(tensor: Any, runs: list[tuple[int, int]]) -> bytes:
-    """Elements of a tensor in device memory: their first positions in row-major order, and their
-    numbers."""
-    import torch
-
-    if not isinstance(tensor, torch.Tensor):
-        return b""  # a storage that several tensors share is not compared
-    flat = tensor.detach().reshape(-1)
-    positions = torch.tensor([begin + i for begin, count in runs for i in range(count)])
-    picked = flat[positions.to(tensor.device)].cpu()
-    return picked.view(torch.uint8).numpy().tobytes()
-
-
-def _check_equal(
-    ranks: Ranks, flat: FlatState, differing: str | None, checked: tuple[bool, bool]
-) -> None:
-    """Refuses or reports the keys under which ranks hold different data. Collective."""
-    held: dict[tuple[str, bool], dict[int, int]] = {}
-    for rank, one in enumerate(ranks.exchange_values(flat.batch.samples)):
-        for fqn, is_tensor, digest in one:
-            if checked[is_tensor]:
-                held.setdefault((fqn, is_tensor), {})[rank] = digest
-    found = []
-    for (fqn, is_tensor), digests in held.items():
-        lowest = min(digests)
-        others = [rank for rank, digest in digests.items() if digest != digests[lowest]]
-        if others:
-            found.append((not is_tensor, fqn, lowest, others))
-    for is_value, fqn, lowest, others in sorted(found):
-        refuses = differing == "refuse" or (differing is None and not is_value)
-        text = (
-            f"{named_ranks(others)} hold{'s' if len(others) == 1 else ''} "
-            f"{'another value' if is_value else 'other data'} than rank {lowest} under this key"
-            + (f" (and so do ranks under {len(found) - 1} other keys)" if len(found) > 1 else "")
-            + ", and a step stores one: give each rank a separate key, such as "
-            'f"name.{rank}", make them equal, or save with SaveTuning(differing="warn")'
-        )
-        if refuses:
-            raise Invalid(text, key=fqn)
-        ranks.warn_of_contents(f"'{fqn}': {text.removesuffix(_WAY_OUT)}")
-        return
-
-
-_WAY_OUT = ', make them equal, or save with SaveTuning(differing="warn")'
 
 
 def _digest(layout: list[Any]) -> str:

@@ -111,24 +111,27 @@ def prepare_save(
     """
 
     annotations: dict[str, Any] = {}
+    differing = options.tuned("differing")
+    buffers: set[str] = set()
 
     def prepare() -> tuple[dict[str, Any], FlatState]:
+        if differing not in (None, "refuse", "warn", "ignore"):
+            raise Invalid(f"differing={differing!r}: give 'refuse', 'warn' or 'ignore'")
         annotations.update(options.annotations())
         arguments = {"step": step_number(step), **options.native()}
         if native is not None:
             _check_new(native, ranks, arguments["step"], options.overwrite)
         prefix = clean_prefix(options.prefix)
         adapter = StatefulAdapter(state, prefix, bool(options.tuned("ignore_frozen")))
+        if ranks.world_size > 1:
+            buffers.update(adapter.buffers())
         patterns = all_patterns(pattern_list(options.keys), prefix, adapter.frozen)
         allow_pickle = options.allow_pickle
         return arguments, flatten(
             adapter.state, allow_pickle, ranks, patterns, copies, devices=True
         )
 
-    differing = options.tuned("differing")
-    if differing not in (None, "refuse", "warn", "ignore"):
-        raise Invalid(f"differing={differing!r}: give 'refuse', 'warn' or 'ignore'")
-    arguments, flat = prepare_together(ranks, prepare, differing)
+    arguments, flat = prepare_together(ranks, prepare, differing, lambda: buffers)
     streams = current_streams(flat.batch.devices())
     arguments.update(batch=flat.batch, deadline=ranks.timeout, streams=streams, **annotations)
     return PreparedSave(arguments["step"], flat.batch, streams, arguments)

@@ -45,7 +45,7 @@ class SaveTuning:
     differing: Literal["refuse", "warn", "ignore"] | None = None
     """What happens if ranks hold different plain tensors or values under one key, of which a step
     stores those of one rank (docs/python-ranks.md). By default, tensors are refused, and the first
-    save with such values warns."""
+    save with such values, or buffers of modules, warns."""
     parent: int | None = None
     """Of rank 0: the step from which this one continues; by default the one that this store has
     loaded or saved last, otherwise its newest one (docs/versions.md)."""

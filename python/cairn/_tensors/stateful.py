@@ -50,6 +50,16 @@ class StatefulAdapter:
         """The objects, their state dicts and FQNs."""
         return ((one.value, one.state, one.fqn) for one in self._objects)
 
+    def buffers(self) -> set[str]:
+        """FQNs of the buffers of modules."""
+        return {
+            f"{one.fqn}.{name_of(name)}" if one.fqn else name_of(name)
+            for one in self._objects
+            if is_module(one.value)
+            for full, _ in one.value.named_buffers(remove_duplicate=False)
+            for name in _names_in_state(full)
+        }
+
     def replace_states(self, replace: Callable[[Any, Any, str], Any]) -> None:
         """Replaces each state dict by the result for (object, state dict, FQN)."""
         for one in self._objects:
@@ -145,8 +155,13 @@ def _frozen_names(module: Any) -> set[str]:
     names = set()
     for name, parameter in module.named_parameters(remove_duplicate=False):
         if not parameter.requires_grad:
-            names.add(name)  # some wrappers keep their prefix in the state dict
-            for wrapper in _WRAPPER_NAMES:
-                name = name.replace(wrapper, "")
-            names.add(name)
+            names |= _names_in_state(name)
     return names
+
+
+def _names_in_state(name: str) -> set[str]:
+    """Of a parameter or buffer: some wrappers keep their prefix in the state dict."""
+    without = name
+    for wrapper in _WRAPPER_NAMES:
+        without = without.replace(wrapper, "")
+    return {name, without}
