@@ -176,7 +176,7 @@ class Store {
 
   /// Removes the objects whose grace period has passed, and releases the lease. A repeated call
   /// has no effect, or tries again to remove the lease if that has failed. kFailedPrecondition: a
-  /// StepWriter exists, or a compaction is running. kUnavailable: the store is closed, but its lease
+  /// StepWriter exists, or a compaction runs. kUnavailable: the store is closed, but its lease
   /// cannot be removed: other processes of this host are refused until a repeated call removes it,
   /// or this process ends, and processes of other hosts until it expires. The destructor closes the
   /// store too, and ignores errors.
