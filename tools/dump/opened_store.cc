@@ -87,8 +87,8 @@ constexpr uint64_t kMaxShownValueBytes = 16 << 20;
 
 Result<std::optional<core::StoredStatistics>> FindStatistics(const OpenedStore& opened,
                                                              const core::KeyVersion& version) {
-  const KeyChange& change = version.change;
-  if (!change.is_tensor || change.kind == KeyChange::Kind::kRemoved) return std::nullopt;
+  const core::KeyChange& change = version.change;
+  if (!change.is_tensor || change.kind == core::KeyChange::Kind::kRemoved) return std::nullopt;
   CAIRN_TRY_ASSIGN(const core::TensorInfo tensor,
                    opened.store->FindTensor(version.step, change.fqn));
   CAIRN_TRY_ASSIGN(auto found,
