@@ -68,6 +68,17 @@ def test_killed_saves_and_flipped_bits_are_counted(tmp_path):
     assert list((tmp_path / "dir").iterdir()) == []
 
 
+def test_loops_continue_bit_for_bit(tmp_path):
+    run("loops.py", "Cairn", "torch.save", "DCP", "--dir", tmp_path / "dir", "--out", tmp_path,
+        "--width", "32", "--repeat", "1")  # fmt: skip
+
+    loops = json.loads((tmp_path / "loops.json").read_text())["loops"]
+    assert all(run["stall"] <= run["durable"] for [run] in loops.values())
+    rows = (tmp_path / "loops.md").read_text().splitlines()
+    assert sum(row.startswith(("| Cairn |", "| torch.save |", "| DCP |")) for row in rows) == 3
+    assert list((tmp_path / "dir").iterdir()) == []
+
+
 def test_unknown_libraries_are_refused(tmp_path):
     done = run("libraries.py", "--dir", tmp_path, "--out", tmp_path, "nothing", status=2)
     assert "unknown libraries ['nothing']" in done.stderr

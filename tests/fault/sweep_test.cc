@@ -36,7 +36,7 @@ namespace fs = std::filesystem;
 using core::CheckpointStore;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kPatient{20'000};
+constexpr milliseconds kPatient{60'000};
 constexpr milliseconds kImpatient{300};
 
 bool TestsAll() { return std::getenv("CAIRN_FAULT_ALL") != nullptr; }
@@ -103,16 +103,19 @@ class FailureSweepTest : public SweepTest {
  protected:
   /// Returns whether there was an n-th call.
   bool RunWithFailure(const Failure& failure, uint64_t n) {
-    repeated_.StartAnew();
     bool fired = false;
     std::string call;
     Outcome outcome;
-    {
+    const auto run = [&](milliseconds patience) {
+      repeated_.StartAnew();
       FailingCalls calls(dir_ / "work", n, failure.error_number, failure.extent);
-      outcome = repeated_.Perform(kImpatient);
+      outcome = repeated_.Perform(patience);
       fired = calls.fired();
       call = calls.fired_at();
-    }
+    };
+    // On a busy machine, ranks can be too slow for the short deadline before anything has failed.
+    run(failure.is_harmless ? kPatient : kImpatient);
+    if (!fired && !outcome.performed) run(kPatient);
     SCOPED_TRACE(fmt::format("{} at call {} ({}): {}", failure.name, n, call,
                              outcome.performed ? "success" : outcome.performed.error().ToString()));
     if (failure.is_harmless) {
