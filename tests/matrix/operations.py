@@ -149,9 +149,24 @@ def _load(load: Callable[[cairn.Store, Flat], object]) -> Act:
     return act
 
 
-def _diff(trial: Trial) -> None:
+def _changed(trial: Trial) -> set[str]:
     old, new = trial.host(0), trial.host(1)
-    changed = {name for name in new if differ(old[name], new[name])}
+    return {name for name in new if differ(old[name], new[name])}
+
+
+def _check(trial: Trial) -> None:
+    trial.open_to_read()
+    assert trial.store.check(trial.payload(1), step=2).equal
+    assert set(trial.store.check(trial.payload(0), step=2).different) == _changed(trial)
+
+
+def _check_state(trial: Trial) -> None:
+    report = trial.store.check_state(trial.payload(2))
+    assert not report.refused and not report.differing
+
+
+def _diff(trial: Trial) -> None:
+    changed = _changed(trial)
     if trial.cell.by == "program":
         trial.program("kv-dump diff {store}@1 {store}@2", status=1 if changed else 0)
     else:
@@ -240,7 +255,12 @@ OPERATIONS = {
     "pull into a live model": Operation(
         _load(lambda store, state: store.pull(state, since=1, step=2))
     ),
+    "check": Operation(_check),
+    "check state": Operation(_check_state),
     "diff": Operation(_diff),
+    "log": Operation(None, program="kv-dump log {store}"),
+    "fingerprint": Operation(None, program="kv-dump fingerprint {store}@2"),
+    "later statistics": Operation(None, program="kv-admin statistics {store}@2"),
     "verify": Operation(lambda trial: trial.scrub(trial.store), program="kv-dump verify {store}"),
     "report": Operation(None, program="kv-dump report {store} -o {folder}/report.html"),
 }
