@@ -12,6 +12,7 @@ from ranks import with_ranks
 import cairn
 from cairn import SaveTuning
 from cairn.torch import Saver
+from cairn.trainers._pointers import Pointer, choose_step, write_pointer
 
 RUN = uuid.UUID(int=7).hex
 
@@ -162,6 +163,20 @@ def test_the_latest_step_is_on_the_line_of_the_latest_save(path):
     with cairn.open(path) as reader:
         assert reader.latest() == 45
         assert (reader.step_info(45).parent.step, reader.steps()[-1]) == (40, 50)
+
+
+def test_a_checkpoint_of_a_trainer_without_a_number_follows_the_latest_step(path, tmp_path):
+    go_back(path)
+    with cairn.open(path, mode="a") as store:
+
+        def choose(name: str) -> int:
+            return choose_step(store, tmp_path / name, "*.json")
+
+        assert choose("final") == 41
+        save(store, 41)
+        assert (choose("final"), choose("global_step50")) == (42, 50)
+        write_pointer(tmp_path / "epoch50" / "cairn.json", Pointer(store.address, 50))
+        assert (choose("global_step50"), choose("epoch60")) == (51, 60)
 
 
 def test_retention_follows_the_line_of_the_latest_save(path):

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import NamedTuple
 
-from cairn._base.addresses import is_directory
+from cairn._base.addresses import canonical_address, is_directory
 from cairn._base.files import replacing
 from cairn.errors import Corrupt, Invalid, NotFound
+from cairn.store import Store
 
 _VERSION = 1
 _MAX_BYTES = 64 << 10
@@ -88,3 +90,28 @@ def find_pointer(path: str | os.PathLike[str]) -> Pointer | None:
         return read_pointer(path)
     except (NotFound, Invalid, Corrupt):
         return None
+
+
+def free_step(store: Store, wanted: int) -> int:
+    """The first number from `wanted` on that no step has."""
+    taken = set(store.steps())
+    while wanted in taken:
+        wanted += 1
+    return wanted
+
+
+def choose_step(store: Store, folder: Path, pattern: str) -> int:
+    """The step of a new checkpoint: the number at the end of the name of its folder, unless another
+    folder next to it refers to that step; otherwise the next free one, after the latest step if the
+    name has no number. `pattern`: the names of the pointer files in a folder."""
+    number = re.search(r"(\d+)$", folder.name)
+    if number is None:
+        latest = store.latest()
+        return free_step(store, 0 if latest is None else latest + 1)
+    wanted = int(number[1])
+    if wanted not in store.steps():
+        return wanted
+    found = (find_pointer(file) for file in folder.parent.glob(f"*/{pattern}"))
+    own = canonical_address(store.address)
+    used = {one.step for one in found if one and canonical_address(one.store) == own}
+    return free_step(store, wanted) if wanted in used else wanted

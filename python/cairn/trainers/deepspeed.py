@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,13 @@ from cairn._base.patterns import literal
 from cairn._open import open as open_store
 from cairn.errors import Invalid
 from cairn.store import SaveHandle, Store
-from cairn.trainers._pointers import Pointer, find_pointer, read_pointer, write_pointer
+from cairn.trainers._pointers import (
+    Pointer,
+    choose_step,
+    find_pointer,
+    read_pointer,
+    write_pointer,
+)
 
 _TYPE = "deepspeed_type"
 _SCALERS = {one.__name__: one for one in (LossScaler, DynamicLossScaler)}
@@ -43,8 +48,9 @@ class CairnCheckpointEngine(CheckpointEngine):
 
     Where DeepSpeed expects a file, such as ``global_step10/mp_rank_00_model_states.pt``, there is a
     small file that names the store and the step. The keys of the step begin with the name of the
-    file. The number of the step is the number at the end of the tag, or the next free one. A
-    checkpoint is complete or absent: DeepSpeed's ``latest`` changes when the step is durable.
+    file. The number of the step is the number at the end of the tag, or the next free one after the
+    latest step; the next free one, too, if another tag has that step. A checkpoint is complete or
+    absent: DeepSpeed's ``latest`` changes when the step is durable.
 
     DeepSpeed's objects (loss scalers, addresses of fragments) are saved as plain values.
 
@@ -224,8 +230,7 @@ def _choose_step(folder: Path, address: str, store: Store) -> int:
         known = find_pointer(file)
         if known is not None and known.store == address:
             return known.step  # the tag is saved again
-    number = re.search(r"(\d+)$", folder.name)
-    return int(number[1]) if number else max(store.steps(), default=-1) + 1
+    return choose_step(store, folder, "*.pt")
 
 
 def _any_rank_has(value: bool) -> bool:

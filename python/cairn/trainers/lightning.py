@@ -23,7 +23,13 @@ from cairn._open import open as open_store
 from cairn.errors import Error, Invalid, NotFound
 from cairn.store import Store
 from cairn.torch import Saver
-from cairn.trainers._pointers import Pointer, find_pointer, read_pointer, write_pointer
+from cairn.trainers._pointers import (
+    Pointer,
+    find_pointer,
+    free_step,
+    read_pointer,
+    write_pointer,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -78,7 +84,7 @@ class CairnCheckpointIO(CheckpointIO):
         path = Path(path).absolute()
         store = self._writer(self._address or str(path.parent / "cairn-store"))
         self._wait()  # so that it is known which numbers are free
-        step = _free_step(store, int(checkpoint.get("global_step", 0)))
+        step = free_step(store, int(checkpoint.get("global_step", 0)))
         options = {"allow_pickle": self._allow_pickle, "note": path.name, **self._options}
         pointer = Pointer(store.address, step)
         if not self._async:
@@ -206,13 +212,6 @@ def _locate(path: Any) -> Pointer:
     given = parse_address(path)
     is_step = isinstance(given.step, int)
     return Pointer(given.store, given.step) if is_step else read_pointer(path)
-
-
-def _free_step(store: Store, wanted: int) -> int:
-    taken = set(store.steps())
-    while wanted in taken:
-        wanted += 1
-    return wanted
 
 
 class CairnCheckpoint(lightning.Callback):

@@ -47,7 +47,7 @@ from cairn._base.patterns import literal
 from cairn._open import open as open_store
 from cairn.dcp import CairnReader, CairnWriter
 from cairn.errors import Invalid, NotFound
-from cairn.trainers._pointers import Pointer, read_pointer, write_pointer
+from cairn.trainers._pointers import Pointer, choose_step, read_pointer, write_pointer
 
 BACKEND, VERSION = "cairn", 1
 POINTER = "cairn.json"
@@ -63,8 +63,9 @@ class CairnSaveStrategy(SaveShardedStrategy):
     """Saves the sharded part of a checkpoint as a step of a store.
 
     ``cairn.json`` in the checkpoint directory names the store and the step. The number of the step
-    is the number at the end of the directory's name (``iter_0000100``), or the next free one. A
-    directory that is saved again gets the same step, which is replaced atomically.
+    is the number at the end of the directory's name (``iter_0000100``), or the next free one after
+    the latest step; the next free one, too, if another directory has that step. A directory that is
+    saved again gets the same step, which is replaced atomically.
 
     Tensors have the keys of their ``ShardedTensor``; of replicas, the main one is saved. The data
     of a ``ShardedObject`` is saved under its unique key, without pickle: tensors, plain values,
@@ -136,14 +137,12 @@ class CairnSaveStrategy(SaveShardedStrategy):
             self._address is None or canonical_address(known.store) == canonical_address(address)
         ):
             return known
-        number = re.search(r"(\d+)$", folder.name)
-        if number is not None:
-            return Pointer(address, int(number[1]))
         try:
             with open_store(address, alone=True) as store:
-                return Pointer(address, max(store.steps(), default=-1) + 1)
-        except NotFound:
-            return Pointer(address, 0)
+                return Pointer(address, choose_step(store, folder, POINTER))
+        except NotFound:  # there is no store yet
+            number = re.search(r"(\d+)$", folder.name)
+            return Pointer(address, int(number[1]) if number else 0)
 
 
 class CairnLoadStrategy(LoadShardedStrategy):
