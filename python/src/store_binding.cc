@@ -439,6 +439,12 @@ nb::class_<StoreBinding> StoreBinding::Bind(nb::module_& m) {
            [](const Self& self, const kv::StepInfo& step) {
              self.Use([&](Store& store) { return store.kv().ContinueFrom(step), Result<void>(); });
            })
+      .def("has_loaded",
+           [](const Self& self) {
+             return self.Use([&](Store& store) -> Result<bool> {
+               return store.kv().continuation().load_count > 0;
+             });
+           })
       .def("keep_steps",
            [](const Self& self, const std::vector<uint64_t>& steps) {
              self.Use([&](Store& store) -> Result<void> {

@@ -235,6 +235,25 @@ def test_a_load_by_a_reader_counts_for_the_store_that_is_opened_after_it(path):
         assert store.step_info(16).parent.step == 15
 
 
+def test_an_evaluation_of_an_old_step_by_a_reader_does_not_count(path):
+    def evaluate(step: int) -> None:
+        with cairn.open(path) as reader:
+            reader.load(make_state(), step=step)
+
+    for step in (10, 20, 30, 40):  # a writer per save
+        with cairn.open(path, mode="a") as store:
+            save(store, step)
+    evaluate(10)
+    with cairn.open(path, mode="a") as store:
+        assert save(store, 50).parent.step == 40
+    with cairn.open(path, mode="a") as store:
+        assert save(store, 45).parent.step == 50  # the load of step 10 was before another save
+        store.delete(45)
+        store.load(make_state(), step=20)
+        evaluate(10)
+        assert save(store, 25).parent.step == 20  # the store itself has loaded
+
+
 def test_a_load_through_dcp_counts_for_the_save_after_it(path):
     import torch.distributed.checkpoint as dcp
 

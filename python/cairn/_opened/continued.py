@@ -1,6 +1,9 @@
-"""From which step the next save continues if another store object has loaded it.
+"""From which step a save continues if another store object has loaded it.
 
-Programs load through a reader (`cairn.open`, `CairnReader`), and open the store again to save.
+Programs load through a reader (`cairn.open`, `CairnReader`), and open the store again to save. They
+also evaluate other steps through readers while they train. A save below the latest step shows that
+the run has gone back, so it continues from what a reader has loaded. Any other save continues from
+the latest step.
 """
 
 from __future__ import annotations
@@ -10,7 +13,8 @@ from typing import Any
 from cairn import _cairn
 
 _loaded: dict[str, Any] = {}
-"""The StepInfo of the step that a reader in this process has loaded last, by uuid of the store."""
+"""The StepInfo of the step that a reader in this process has loaded since the last save, by uuid of
+the store."""
 
 
 def note_loaded(native: _cairn.Store, step: Any) -> None:
@@ -18,7 +22,9 @@ def note_loaded(native: _cairn.Store, step: Any) -> None:
     _loaded[native.uuid()] = step
 
 
-def continue_from_loaded(native: _cairn.Store) -> None:
-    """The next save of a store that was just opened continues from the step that was noted."""
-    if _loaded and (step := _loaded.pop(native.uuid(), None)) is not None:
-        native.continue_from(step)
+def continue_from_loaded(native: _cairn.Store, step: int) -> None:
+    """The save of `step`, which begins after this, continues from the step that was noted if the
+    run has gone back to it. The note is used once."""
+    loaded = _loaded.pop(native.uuid(), None) if _loaded else None
+    if loaded is not None and not native.has_loaded() and step < (native.latest() or 0):
+        native.continue_from(loaded)

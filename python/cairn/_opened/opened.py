@@ -15,7 +15,6 @@ from cairn._base.steps import step_number
 from cairn._base.watched import shown
 from cairn._mirror import store_mirrors
 from cairn._mirror.mirrored_saves import MirroredSaves
-from cairn._opened.continued import continue_from_loaded
 from cairn._opened.coordinator_parts import close_abandoned
 from cairn._opened.handle import SaveHandle
 from cairn._opened.map_checks import MapChecks
@@ -60,8 +59,6 @@ class Opened:
         self.native, self.address, self.tiers = open_nearest(
             (given, *options.fallback), mode == "a", self.ranks.communicator, options
         )
-        if mode == "a":
-            continue_from_loaded(self.native)
         self.mirrors = MirroredSaves(
             self.address, options, self.native.uuid(), self.ranks.rank, self.ranks.world_size
         )

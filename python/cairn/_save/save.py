@@ -9,6 +9,7 @@ from cairn import _cairn
 from cairn._base.devices import Streams, current_streams
 from cairn._base.patterns import all_patterns, clean_prefix, pattern_list
 from cairn._base.steps import step_number
+from cairn._opened.continued import continue_from_loaded
 from cairn._opened.handle import Follow, SaveHandle
 from cairn._opened.opened import Opened
 from cairn._ranks.ranks import Ranks
@@ -79,7 +80,9 @@ def _begin(
     opened.map_checks.raise_found()
     opened.begin_change()
     opened.ranks.begin(call)
-    return prepare_save(opened.native, opened.ranks, step, state, options, copies)
+    prepared = prepare_save(opened.native, opened.ranks, step, state, options, copies)
+    continue_from_loaded(opened.native, prepared.step)
+    return prepared
 
 
 class PreparedSave(NamedTuple):

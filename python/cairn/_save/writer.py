@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from cairn import _cairn
 from cairn._base.devices import current_streams
+from cairn._opened.continued import continue_from_loaded
 from cairn._opened.opened import Opened
 from cairn._save.flatten import flatten
 from cairn._save.options import SaveOptions
@@ -147,6 +148,7 @@ class Writer:
                     "a writer of this store is open: leave its block first", step=self.step
                 )
             self._opened.begin_change()
+            continue_from_loaded(self._opened.native, self.step)
             self._part = _cairn.StepPart(self._opened.native)
             self._opened.writer = self
             return annotations, [self.step, arguments]

@@ -73,8 +73,6 @@ class Part:
         self._address = address
         self._canonical_address = canonical_address(address)
         self.store = _cairn.Store(address, True, None, session=session)
-        if not session:
-            continue_from_loaded(self.store)
         self._native: _cairn.StepPart | None = _cairn.StepPart(self.store)
         self.has_other_ranks = False
         """Whether other ranks may join, which they can only while this part is open."""
@@ -134,6 +132,7 @@ def open_for_save(location: Location, overwrite: bool) -> Part:
     part.coordinate()
     try:
         _check_steps(location, part.store.steps(), overwrite)
+        continue_from_loaded(part.store, location.step or 0)
     except BaseException:
         part.close()
         raise
