@@ -40,11 +40,10 @@ std::optional<std::string> FindCloseName(std::string_view word,
   size_t limit = std::min(kMaxDifferences, word.size() / 3);
   const std::string* closest = nullptr;
   for (const std::string& name : names) {
-    if (name.empty() || name.size() > kMaxNameBytes) continue;
+    if (name.empty() || name.size() > kMaxNameBytes || name == word) continue;
     const size_t differences = CountDifferences(word, name, limit);
     if (differences > limit) continue;
     closest = &name;
-    if (differences == 0) break;
     limit = differences - 1;
   }
   if (closest == nullptr) return std::nullopt;

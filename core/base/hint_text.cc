@@ -104,7 +104,7 @@ std::string WhatToImport(const fs::path& path, Quote* quote) {
 
 /// Returns what a path meant that exists and is not a store.
 std::string TextOfOther(const fs::path& path, Quote* quote) {
-  for (fs::path at = path; at.has_relative_path(); at = at.parent_path()) {
+  for (fs::path at = path.parent_path(); at.has_relative_path(); at = at.parent_path()) {
     if (IsStore(at)) return fmt::format("did you mean {}?", quote(at.string()));
   }
   if (const std::string files = WhatToImport(path, quote); !files.empty()) {

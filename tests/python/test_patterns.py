@@ -93,6 +93,9 @@ def test_the_errors_propose_the_escape(store):
     with pytest.raises(cairn.NotFound) as caught:
         store.read("h[1]")
     assert "did you mean 'h[[]1]'?" in str(caught.value)
+    with pytest.raises(cairn.NotFound) as caught:
+        store.read(["h0", "!h0"])
+    assert "did you mean" not in str(caught.value)
     with pytest.raises(cairn.Invalid, match=r"write '\[\[\]' for the character"):
         store.read("a[b")
 

@@ -28,7 +28,8 @@ def _close_name(name: str, names: Iterable[str]) -> str | None:
 def no_match(patterns: list[str], contents: _cairn.Contents) -> NotFound:
     """The error for patterns that match no key of a step with these contents."""
     names = _with_containers(contents.fqns())
-    close = next((literal(pattern) for pattern in patterns if pattern in names), None)
+    literals = {literal(pattern): pattern for pattern in patterns if pattern in names}
+    close = next((one for one, pattern in literals.items() if one != pattern), None)
     return _no_key(f"that matches {patterns}", patterns[0], names, contents.step, close)
 
 

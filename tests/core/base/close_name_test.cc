@@ -38,6 +38,11 @@ TEST(FindCloseNameTest, TakesNoNameThatDiffersInMoreThanAThird) {
             std::nullopt);
 }
 
+TEST(FindCloseNameTest, DoesNotReturnTheWordItself) {
+  EXPECT_EQ(FindCloseName("keys", kVerbs), std::nullopt);
+  EXPECT_EQ(FindCloseName("shows", std::vector<std::string>{"shows", "show"}), "show");
+}
+
 TEST(FindCloseNameTest, SkipsNamesThatAreTooLongToCompare) {
   const std::string word(300, 'a');
   EXPECT_EQ(FindCloseName(word, std::vector<std::string>{word}), std::nullopt);

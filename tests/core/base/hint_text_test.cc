@@ -37,6 +37,8 @@ TEST(HintTextTest, NamesTheStoreThatWasMeant) {
 
   EXPECT_EQ(NoStore(dir.path() + "/gpx"), "did you mean " + dir.path() + "/gpt?");
   EXPECT_EQ(NotAStore(dir.path() + "/gpt/roots/"), "did you mean " + dir.path() + "/gpt?");
+  // The store itself, whose marker is not one.
+  EXPECT_FALSE(NotAStore(dir.path() + "/gpt/").contains("did you mean"));
 }
 
 TEST(HintTextTest, NamesWhatCreatesAStore) {
