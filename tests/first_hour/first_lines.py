@@ -56,21 +56,46 @@ def run_commands(block):
 
 
 class Loader:
-    """Eight batches, and a position that survives."""
+    """Eight batches in a random order. As torchdata's StatefulDataLoader, which is used if it is
+    installed, it draws from torch's generator when it creates an iterator, which state_dict() does
+    if there is none."""
 
     def __init__(self):
-        self.done = 0
+        self.order, self.done = torch.randperm(8), 0
+        self.iterator, self.is_new = None, False
 
     def __iter__(self):
+        if not self.is_new:
+            self.create()
+        self.is_new = False
+        return self.iterator
+
+    def create(self):
+        torch.rand(())
+        self.iterator, self.is_new = self.batches(), True
+
+    def batches(self):
         while self.done < 8:
             self.done += 1
-            yield torch.full((4,), self.done)
+            yield torch.full((4,), self.order[self.done - 1])
 
     def state_dict(self):
-        return {"done": self.done}
+        if self.iterator is None:
+            self.create()
+        return {"order": self.order, "done": self.done}
 
     def load_state_dict(self, state):
-        self.done = state["done"]
+        self.order, self.done = state["order"], state["done"]
+        self.iterator, self.is_new = None, False
+
+
+def make_loader():
+    try:
+        from torchdata.stateful_dataloader import StatefulDataLoader
+    except ImportError:
+        return Loader()
+    batches = [torch.full((4,), i) for i in range(8)]
+    return StatefulDataLoader(batches, batch_size=None, shuffle=True)
 
 
 class Stop(Exception):
@@ -87,12 +112,13 @@ class Training:
         self.model = torch.nn.ModuleDict({"wte": torch.nn.Embedding(16, 256), "layers": layers})
         self.optimizer = torch.optim.AdamW(self.model.parameters())
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2)
-        self.loader = Loader()
-        self.stop_after = stop_after
+        self.loader = make_loader()
+        self.steps_left = stop_after
 
     def train_one_step(self, batch):
-        if self.loader.done > self.stop_after:
+        if self.steps_left == 0:
             raise Stop
+        self.steps_left -= 1
         x = self.model["wte"](batch) * torch.rand(256)
         for layer in self.model["layers"]:
             x = layer(x)

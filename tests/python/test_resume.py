@@ -54,6 +54,11 @@ class Batches:
         self.left = state["left"]
 
 
+def epochs(loader: Any) -> Iterator[torch.Tensor]:
+    while True:
+        yield from loader
+
+
 class Training:
     """All that a training loop has. Its losses depend on each part, and on all generators."""
 
@@ -83,7 +88,7 @@ class Training:
     def run(self, store: cairn.Store | None, last: int = LAST) -> Training:
         """Continues to a step, and saves each one if there is a store."""
         start = 0 if store is None else cairn.torch.resume(store, **self.parts())
-        for step, batch in enumerate(self.dataloader, start):
+        for step, batch in enumerate(epochs(self.dataloader), start):
             if step == last:
                 break
             self.optimizer.zero_grad()
@@ -193,23 +198,26 @@ def test_fsdp2_on_four_ranks_continues_on_two_bit_for_bit(path, tmp_path):
 
 class Rows(Dataset):
     def __len__(self) -> int:
-        return 64
+        return 12
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.full((6,), float(index))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_workers_of_a_dataloader_continue_bit_for_bit(path, workers):
+@pytest.mark.parametrize("own_generator", [False, True])
+def test_a_stateful_dataloader_continues_bit_for_bit(path, workers, own_generator):
+    """Epochs of three batches. Without a generator, an iteration draws from torch's."""
     kind = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
 
     def make() -> Training:
-        generator = torch.Generator().manual_seed(3)
+        torch.manual_seed(3)
+        generator = torch.Generator().manual_seed(3) if own_generator else None
         options = {"batch_size": 4, "shuffle": True, "generator": generator}
         return Training(loader=kind(Rows(), num_workers=workers, **options))
 
     whole = make().run(None)
-    assert_same_training(interrupted(path, make), whole)
+    assert_same_training(interrupted(path, make, (2, 3, 4, LAST)), whole)
 
 
 TRAIN = """

@@ -6,10 +6,15 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+
 from cairn import _cairn
 from cairn._tensors.stateful import is_stateful
 from cairn.errors import Invalid
 from cairn.torch._rank_parts import RankPart
+
+_GENERATOR = "cairn_generator"
+"""The key of the state of the generator that was given to the loader."""
 
 _WAYS_OUT = (
     "resume with that number of ranks, give the dataloader a method repartition(states) that loads "
@@ -37,10 +42,16 @@ class DataloaderState(RankPart):
                 "load_state_dict is needed, such as torchdata's StatefulDataLoader"
             )
         self._loader = loader
+        generator = getattr(loader, "generator", None)
+        self._generator = generator if isinstance(generator, torch.Generator) else None
 
     def take(self) -> Any:
         state = self._loader.state_dict()
-        return dict(state) if isinstance(state, Mapping) else state
+        if not isinstance(state, Mapping):
+            return state
+        # torchdata saves where it was when the epoch began, and forgets what was drawn after that.
+        drawn = {} if self._generator is None else {_GENERATOR: self._generator.get_state()}
+        return {**state, **drawn}
 
     def read(self, native: _cairn.Store, step: int) -> Mapping[str, Any]:
         world_size = self.world_size_of(native, step)
@@ -57,12 +68,28 @@ class DataloaderState(RankPart):
             raise Invalid(f"{problem}: {error}; {_WAYS_OUT}", key=self.key, step=step) from None
 
     def load(self, found: Mapping[str, Any]) -> None:
+        generator = None
         if "states" in found:
-            self._loader.repartition(found["states"])
+            self._loader.repartition([_without_generator(state)[0] for state in found["states"]])
         elif "state" in found:
-            self._loader.load_state_dict(found["state"])
+            state, generator = _without_generator(found["state"])
+            self._loader.load_state_dict(state)
         else:
             _set_position(self._loader, found["yielded"])
+        # A StatefulDataLoader creates its iterator here, unless it has one, and so draws from the
+        # generators before their states are loaded, and not when the loop begins.
+        self._loader.state_dict()
+        if generator is not None and self._generator is not None:
+            self._generator.set_state(generator)
+
+
+def _without_generator(state: Any) -> tuple[Any, torch.Tensor | None]:
+    """The state of the loader, and the one that `take` has added."""
+    if not isinstance(state, Mapping) or _GENERATOR not in state:
+        return state, None
+    state = dict(state)
+    generator = state.pop(_GENERATOR)
+    return state, generator
 
 
 def _next_position(loader: Any, states: Sequence[Any], world_size: int) -> int | None:

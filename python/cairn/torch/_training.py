@@ -63,8 +63,9 @@ def resume(
             match without those of wrappers, as with ``strip_wrappers=True``.
         dataloader: as for :class:`Saver`. Each rank has its own state.
         rng: the random generators of Python, numpy and torch of each rank, which are set after all
-            else. A rank that the step does not know keeps its own, with a warning. A dataloader
-            draws from the generator of torch, unless it is given one (``generator=``).
+            else. A rank that the step does not know keeps its own, with a warning. A
+            ``StatefulDataLoader`` has created its iterator by then, for which it draws from them;
+            another dataloader must not draw from them when an iteration begins.
         more: other objects or states, by their keys in the step. Values are replaced in it.
         step: number or tag of the step to load; by default the latest of the run.
         base: number or tag of the step that the run starts from, such as an imported model, which
