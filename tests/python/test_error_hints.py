@@ -147,7 +147,7 @@ LOADING = {
     "shape": Case(
         reads(lambda store: store.load(weight(9), strict=False)), cairn.Invalid,
         ("'model.weight' is float32 [8, 4] in step 100", "[9, 4]"),
-        "leave it out with keys='!model.weight', or read a part of it with read_slice()",
+        "pass keys='!model.weight' to leave it out, or read a part of it with read_slice()",
         reads(lambda store: store.load(weight(9), strict=False, keys="!model.weight")),
     ),
     "missing": Case(

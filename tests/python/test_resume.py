@@ -7,6 +7,7 @@ import copy
 import os
 import pickle
 import random
+import re
 import signal
 import sys
 import time
@@ -319,6 +320,72 @@ def test_a_step_without_the_generators_is_refused_before_anything_changes(store)
     with pytest.raises(cairn.NotFound, match="resume with rng=False"):
         cairn.torch.resume(store, **training.parts())
     assert_same(dict(training.model.state_dict()), before)
+
+
+def test_a_step_without_the_generators_can_be_resumed_in_part(store):
+    training = Training()
+    cairn.torch.save(store, 1, **training.parts() | {"rng": False, "dataloader": None})
+    random.seed(5)
+    with pytest.warns(RuntimeWarning) as caught:
+        assert cairn.torch.resume(store, strict=False, **training.parts()) == 2
+    assert ["'dataloader'" in str(one.message) for one in caught] == [True, False]
+    assert "no state of 'rng', which remains as it is" in str(caught[1].message)
+    assert random.random() == random.Random(5).random()
+
+
+@with_ranks(2)
+def test_a_rank_without_a_key_of_the_step_is_no_error_if_another_has_one(rank, path):
+    def parts(names: list[str]) -> dict[str, Any]:
+        return {"more": {names[rank]: torch.ones(2)}, "strict": False}
+
+    with cairn.open(path, mode="a") as store:
+        cairn.torch.save(store, 1, more={"a": torch.zeros(2), "b": torch.zeros(2)})
+        matching = parts(["a", "other"])
+        assert cairn.torch.resume(store, **matching) == 2
+        assert matching["more"][["a", "other"][rank]].sum() == 2 * rank
+        with pytest.raises(cairn.NotFound, match="no key of the state, which has 'x'"):
+            cairn.torch.resume(store, **parts(["x", "other"]))
+
+
+def test_an_address_in_place_of_a_store_is_refused(path):
+    for call in (
+        lambda: cairn.torch.resume(str(path)),
+        lambda: cairn.torch.save(path, 1),
+        lambda: cairn.torch.Saver(str(path), every=1),
+    ):
+        with pytest.raises(cairn.Invalid, match=rf"cairn.open\('{path}', mode='a'\) returns"):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("given", "advice"),
+    [
+        ({"b": torch.ones(2)}, "which takes keys="),
+        ({"a": torch.ones(3)}, "use Store.load with keys='!a' to leave it out"),
+        ({"a": torch.ones(2, dtype=torch.bfloat16)}, "use Store.load with cast=True"),
+        ({"net": {"a": torch.ones(2)}}, "use Store.load with rename="),
+        ({}, "which takes keys="),
+    ],
+)
+def test_errors_propose_what_the_called_function_takes(store, given, advice):
+    store.save(1, {"a": torch.zeros(2)})
+    store.save(2, {"a": torch.zeros(2)})
+    with pytest.raises(cairn.Error, match=re.escape(advice)) as caught:
+        cairn.torch.resume(store, more=given)
+    assert not hasattr(caught.value, "__notes__")  # step 2 continues from step 1
+    with cairn.torch.Saver(store, every=1, signals=()) as saver:
+        with pytest.raises(cairn.Error, match=re.escape(advice)):
+            saver.resume(given)
+
+
+def test_a_first_step_that_lacks_keys_may_be_a_base(store):
+    store.save(1, {"a": torch.zeros(2)})
+    with pytest.raises(cairn.NotFound) as caught:
+        cairn.torch.resume(store, more={"a": torch.zeros(2), "b": 1})
+    assert "pass base=1 to cairn.torch.resume" in caught.value.__notes__[0]
+    with pytest.raises(cairn.NotFound) as caught:
+        cairn.torch.resume(store, step=1, more={"a": torch.zeros(2), "b": 1})
+    assert not hasattr(caught.value, "__notes__")
 
 
 @with_ranks(2)

@@ -57,7 +57,7 @@ def test_an_unknown_base_is_refused_and_one_that_was_not_given_is_suggested(stor
         Saver(store, every=1, base="imported")
     with Saver(store, every=1) as saver, pytest.raises(cairn.NotFound) as refused:
         saver.resume(state_of(0))
-    assert "base=7" in refused.value.__notes__[0]
+    assert "base=7 to the Saver" in refused.value.__notes__[0]
 
 
 def test_resume_fills_the_state_from_the_latest_step(store):

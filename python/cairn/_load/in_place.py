@@ -22,7 +22,7 @@ from cairn._opened.opened import Opened
 from cairn._opened.tiers import Location, Tiers, agree_on_step
 from cairn._ranks.ranks import Ranks
 from cairn._tensors.stateful import StatefulAdapter
-from cairn.errors import Invalid
+from cairn.errors import Invalid, NotFound
 
 if TYPE_CHECKING:
     from cairn.errors import Corrupt
@@ -131,13 +131,13 @@ def run_load(
         if takes_contents(adapter):
             found = source.options.plan(source.contents, adapter.state, source.skipped)
             missing = found.missing()
-            return (adapter, source, None), (False, found.unexpected(), True)
+            return (adapter, source, None), (found.unexpected(), False, True)
         load = plan(adapter.state, source)
-        return (adapter, source, load), (bool(load.requests.devices()), load.unexpected, False)
+        return (adapter, source, load), (*_described(load), False)
 
     (adapter, source, load), replies = ranks.run_and_exchange(plan_local)
-    if any(takes for _, _, takes in replies):
-        unexpected = set(replies[0][1]).intersection(*(fqns for _, fqns, _ in replies))
+    if any(reply[-1] for reply in replies):
+        unexpected = set(replies[0][0]).intersection(*(reply[0] for reply in replies))
 
         def plan_objects() -> tuple[Load, Any]:
             made = load
@@ -156,17 +156,18 @@ def run_load(
                         "an update cannot compare with the earlier step: load the step first"
                     )
                 made = plan(adapter.state, source)
-            return made, (bool(made.requests.devices()), made.unexpected, False)
+            return made, (*_described(made), False)
 
         load, replies = ranks.run_and_exchange(plan_objects)
     assert load is not None
+    _check_match(replies, load.info.step)
     if ranks.world_size > 1:
-        unexpected_on_all = set(load.unexpected).intersection(*(fqns for _, fqns, _ in replies))
+        unexpected_on_all = set(load.unexpected).intersection(*(reply[0] for reply in replies))
         load.unexpected = tuple(fqn for fqn in load.unexpected if fqn in unexpected_on_all)
     load.check_unexpected()
     if load.read_once and ranks.world_size > 1:
         _set_holders(ranks, load.requests)
-        have_devices = any(has_devices for has_devices, _, _ in replies)
+        have_devices = any(reply[1] for reply in replies)
         load.by_nccl = ranks.over_nccl(load.requests.devices(), have_devices, device)
     report = ranks.run_together(load.run)
     # An object's load_state_dict may fail on one rank only.
@@ -175,6 +176,22 @@ def run_load(
     if opened.mode == "r":
         note_loaded(opened.native, load.info)
     return report
+
+
+def _described(load: Load) -> tuple[Sequence[str], bool, bool, tuple[str, str | None] | None]:
+    """What the other ranks have to know of a load: what is unexpected, whether it has tensors on
+    devices, whether it loads anything, and the error if no rank does."""
+    error = load.unmatched
+    text = None if error is None else (str(error), error.key)
+    return load.unexpected, bool(load.requests.devices()), load.match_count > 0, text
+
+
+def _check_match(replies: list[Any], step: int) -> None:
+    """Raises NotFound, on all ranks, if a load that is not strict loads nothing on any rank."""
+    errors = [error for *_, error, _ in replies if error is not None]
+    if errors and not any(matches for _, _, matches, *_ in replies):
+        text, key = errors[0]
+        raise NotFound(text, key=key, step=step)
 
 
 def read_source(

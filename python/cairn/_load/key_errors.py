@@ -4,7 +4,7 @@ to try next. Loads import this module only when they fail."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from cairn import _cairn
 from cairn._base import dtypes
@@ -12,7 +12,30 @@ from cairn._base.patterns import literal
 from cairn._tensors.stateful import AT_TOP, is_stateful
 from cairn.errors import Invalid, NotFound, refuse
 
-_OTHER_WAYS = "load a part with keys=..., use strict=False, or read() what you need"
+
+
+class Advice(NamedTuple):
+    """How a caller passes what an error proposes."""
+
+    give: str
+    """Precedes arguments of `Store.load`."""
+    other_ways: str
+    renames: bool = True
+    """Whether keys can be found under other names (``rename=``, ``strip_wrappers=``)."""
+
+
+_OF_LOAD = Advice("pass", "load a part with keys=..., use strict=False, or read() what you need")
+_OF_RESUME = Advice(
+    "use Store.load with",
+    "use strict=False, or load a part with Store.load, which takes keys=...",
+)
+
+
+def advice(is_resume: bool) -> Advice:
+    """`is_resume`: the caller is not `Store.load`, and takes only `strict` of its arguments."""
+    return _OF_RESUME if is_resume else _OF_LOAD
+
+
 _CAST_TO = frozenset({"float64", "float32", "float16", "bfloat16"})
 _CAST_FROM = _CAST_TO | {"float8_e4m3fn", "float8_e5m2"}
 
@@ -60,37 +83,47 @@ def missing_keys(
     missing: tuple[str, ...],
     contents: _cairn.Contents,
     unexpected: Sequence[str],
-    other_ways: str = _OTHER_WAYS,
+    advice: Advice = _OF_LOAD,
 ) -> NotFound:
     """The error of a strict load for keys of the state that the step lacks. `unexpected`: the keys
     that only the step has."""
     step, stored = contents.step, contents.fqns()
     way_out = _way_without_wrappers(missing, unexpected)
     if not way_out and len(unexpected) == len(contents):
-        way_out = _way_to_all(missing[0], stored)
+        way_out = _way_to_all(missing[0], stored, advice)
     if not way_out:
         close = _close_name(missing[0], stored)
+        other_ways = advice.other_ways
         way_out = f"did you mean '{close}'? Else {other_ways}" if close else other_ways
     return NotFound(
         f"step {step} lacks {_some(missing)} of the state: {way_out}", key=missing[0], step=step
     )
 
 
-def check_some_match(
-    match_count: int, missing: Sequence[str], contents: _cairn.Contents, unexpected: Sequence[str]
+def no_key_of_state(
+    missing: Sequence[str],
+    contents: _cairn.Contents,
+    unexpected: Sequence[str],
+    advice: Advice = _OF_LOAD,
+) -> NotFound:
+    """The error of a load that is not strict and would load nothing."""
+    way_out = _way_without_wrappers(missing, unexpected) if advice.renames else ""
+    way_out = way_out or _way_to_all(missing[0], unexpected, advice)
+    if not way_out:
+        close = _close_name(missing[0], unexpected)
+        way_out = f"did you mean '{close}'?" if close else "keys() lists those of the step"
+    return NotFound(
+        f"step {contents.step} has no key of the state, which has {_some(missing)}: {way_out}",
+        key=missing[0],
+        step=contents.step,
+    )
+
+
+def check_wrappers(
+    missing: Sequence[str], contents: _cairn.Contents, unexpected: Sequence[str]
 ) -> None:
-    """Raises NotFound if a load that is not strict would load nothing, or nothing of a top-level
-    key of the state because of the names of wrappers."""
-    if match_count == 0:
-        way_out = _way_without_wrappers(missing, unexpected) or _way_to_all(missing[0], unexpected)
-        if not way_out:
-            close = _close_name(missing[0], unexpected)
-            way_out = f"did you mean '{close}'?" if close else "keys() lists those of the step"
-        raise NotFound(
-            f"step {contents.step} has no key of the state, which has {_some(missing)}: {way_out}",
-            key=missing[0],
-            step=contents.step,
-        )
+    """Raises NotFound if a load that is not strict would load nothing of a top-level key of the
+    state because of the names of wrappers."""
     lacking = _by_first(missing)
     others = _by_first(unexpected)
     loaded = _by_first(set(contents.fqns()).difference(unexpected))
@@ -127,11 +160,11 @@ def check_no_module(state: Any, fqn: str = "") -> None:
 
 
 def unexpected_keys(
-    unexpected: tuple[str, ...], step: int, other_ways: str = _OTHER_WAYS
+    unexpected: tuple[str, ...], step: int, advice: Advice = _OF_LOAD
 ) -> Invalid:
     """The error of a strict load for keys of the step that the state lacks."""
     return Invalid(
-        f"the state lacks {_some(unexpected)} of step {step}: {other_ways}",
+        f"the state lacks {_some(unexpected)} of step {step}: {advice.other_ways}",
         key=unexpected[0],
         step=step,
     )
@@ -147,17 +180,17 @@ def _way_without_wrappers(missing: Sequence[str], unexpected: Sequence[str]) -> 
     return ""
 
 
-def _way_to_all(fqn: str, stored: Sequence[str]) -> str:
+def _way_to_all(fqn: str, stored: Sequence[str], advice: Advice) -> str:
     """How a load finds the keys if all names of the step, such as `fqn`'s, have a prefix more, or
     one less (``module.``, of a model in a wrapper). Empty: `fqn` shows no such prefix."""
     for other in stored:
         if other.endswith(f".{fqn}"):
-            return f"the step has '{other}', so pass prefix={other[: -len(fqn) - 1]!r}"
-    names = set(stored)
+            return f"the step has '{other}', so {advice.give} prefix={other[: -len(fqn) - 1]!r}"
+    names = set(stored) if advice.renames else ()
     above, _, below = fqn.partition(".")
     while below:
         if below in names:
-            return f"the step has '{below}', so pass rename={{'^': {above + '.'!r}}}"
+            return f"the step has '{below}', so {advice.give} rename={{'^': {above + '.'!r}}}"
         first, _, below = below.partition(".")
         above = f"{above}.{first}"
     return ""
@@ -170,11 +203,15 @@ def _some(fqns: Sequence[str]) -> str:
 
 
 def way_to_load(
-    fqn: str, stored: tuple[int, tuple[int, ...]], given: tuple[int, tuple[int, ...]]
+    fqn: str,
+    stored: tuple[int, tuple[int, ...]],
+    given: tuple[int, tuple[int, ...]],
+    advice: Advice,
 ) -> str:
-    """Advice about a tensor of the state whose (dtype code, shape) differ from the step."""
+    """What to do about a tensor of the state whose (dtype code, shape) differ from the step."""
     if stored[1] != given[1]:
-        return f"leave it out with keys='!{fqn}', or read a part of it with read_slice()"
+        way_out = f"{advice.give} keys='!{fqn}' to leave it out"
+        return f"{way_out}, or read a part of it with read_slice()"
     if dtypes.name_of(stored[0]) in _CAST_FROM and dtypes.name_of(given[0]) in _CAST_TO:
-        return "pass cast=True"
+        return f"{advice.give} cast=True"
     return "give the state the dtype of the step, or read() and convert it"

@@ -49,7 +49,7 @@ from cairn._tensors.targets import (
     new_array,
     target_of,
 )
-from cairn.errors import Corrupt, Invalid, Refusals, refuse
+from cairn.errors import Corrupt, Invalid, NotFound, Refusals, refuse
 
 if TYPE_CHECKING:
     from cairn._load.conversions import ConversionOptions
@@ -72,6 +72,8 @@ class LoadOptions(NamedTuple):
     strip_wrappers: bool = False
     """Whether names match without those of wrappers (_cairn.without_wrappers)."""
     conversion: ConversionOptions | None = None
+    is_resume: bool = False
+    """Whether the caller takes only `strict` of the arguments of `Store.load`."""
 
     @property
     def selected(self) -> list[str]:
@@ -90,6 +92,9 @@ class Load:
     Attributes:
         unexpected: FQNs of the step that the state lacks.
         requests: what is read.
+        unmatched: the error if a load that is not strict loads nothing on any rank; None: this rank
+            has nothing to load, or loads something.
+        match_count: how many leaves of the state the step has.
         read_once: whether one rank reads for several; False for a single process.
         by_nccl: whether tensors that are read once are forwarded over NCCL; must be equal on all
             ranks.
@@ -108,7 +113,7 @@ class Load:
         that the step lacks."""
         self._native = native
         self._contents = contents
-        self._strict = options.strict
+        self._options = options
         self._skipped = skipped or {}
         # Ranks exchange stored chunks, not converted ones.
         self.read_once = (
@@ -117,16 +122,20 @@ class Load:
         self.by_nccl = False
         plan = options.plan(contents, state, self._skipped)
         self._missing, self.unexpected = plan.missing(), plan.unexpected()
+        self.match_count = plan.match_count
+        self.unmatched: NotFound | None = None
         if self._missing:
             from cairn._load import key_errors
 
             key_errors.check_no_module(state)
+            advice = key_errors.advice(options.is_resume)
+            lacking = self._missing, contents, self.unexpected
             if options.strict:
-                raise key_errors.missing_keys(self._missing, contents, self.unexpected)
+                raise key_errors.missing_keys(*lacking, advice)
             if len(self.unexpected) > 0 and not self._skipped:
-                key_errors.check_some_match(
-                    plan.match_count, self._missing, contents, self.unexpected
-                )
+                if self.match_count == 0:
+                    self.unmatched = key_errors.no_key_of_state(*lacking, advice)
+                key_errors.check_wrappers(*lacking)
         self._others = OtherLeaves(plan, contents, options, ranks)
         refusals = Refusals()
         for node, leaf in plan.request_contiguous():
@@ -165,10 +174,11 @@ class Load:
 
     def check_unexpected(self) -> None:
         """Raises Invalid if the load is strict and a key is unexpected."""
-        if self._strict and self.unexpected:
-            from cairn._load.key_errors import unexpected_keys
+        if self._options.strict and self.unexpected:
+            from cairn._load.key_errors import advice, unexpected_keys
 
-            raise unexpected_keys(self.unexpected, self._contents.step)
+            way_out = advice(self._options.is_resume)
+            raise unexpected_keys(self.unexpected, self._contents.step, way_out)
 
     def run(self) -> LoadReport:
         """Executes the load. On Corrupt or Unavailable the state is partly filled."""
@@ -210,6 +220,7 @@ class OtherLeaves:
         self._step = contents.step
         self._target_of = host_target_of if contents.is_converted else target_of
         self._allow_pickle = options.allow_pickle
+        self._is_resume = options.is_resume
         self._shards = Shards(ranks)
         self._meta_tensors = MetaTensorFactory(options.device, ranks)
         self._targets: list[Target] = []
@@ -365,9 +376,10 @@ class OtherLeaves:
     def _check_same(self, leaf: TensorLeaf, code: int, shape: tuple[int, ...]) -> None:
         stored, given = (leaf.info.dtype, leaf.info.shape), (code, shape)
         if stored != given:
-            from cairn._load.key_errors import way_to_load
+            from cairn._load.key_errors import advice, way_to_load
 
-            check_same(leaf.fqn, self._step, stored, given, way_to_load(leaf.fqn, stored, given))
+            way_out = way_to_load(leaf.fqn, stored, given, advice(self._is_resume))
+            check_same(leaf.fqn, self._step, stored, given, way_out)
 
     def _request_shard(self, index: int, leaf: TensorLeaf, value: Any) -> None:
         """Plans the load of this rank's part of a DTensor or ShardedTensor."""

@@ -18,7 +18,7 @@ import numpy as np
 from cairn import _cairn
 from cairn._base import devices
 from cairn._base.patterns import all_patterns, clean_prefix
-from cairn._load.key_errors import check_some_match, missing_keys, unexpected_keys
+from cairn._load.key_errors import Advice, missing_keys, no_key_of_state, unexpected_keys
 from cairn._open import open as open_store
 from cairn._tensors.contents import Leaf, TensorLeaf, ValueLeaf, leaf_at, plain_value
 from cairn._tensors.sources import address_of, row_major
@@ -39,7 +39,7 @@ from cairn.jax._tree import flatten, fqn_of
 from cairn.store import Store
 
 _BATCH_BYTES = 1 << 30
-_OTHER_WAYS = "load a part with prefix=, or use strict=False"
+_ADVICE = Advice("pass", "load a part with prefix=, or use strict=False", renames=False)
 
 
 def load(
@@ -106,13 +106,13 @@ def _check_keys(
     present = set(contents.fqns())
     missing = tuple(sorted(needed - present))
     if not strict:
-        if missing:
-            check_some_match(len(needed & present), missing, contents, sorted(present - needed))
+        if missing and not needed & present:
+            raise no_key_of_state(missing, contents, sorted(present - needed), _ADVICE)
         return
     if missing:
-        raise missing_keys(missing, contents, (), _OTHER_WAYS)
+        raise missing_keys(missing, contents, (), _ADVICE)
     if unexpected := tuple(sorted(present - needed)):
-        raise unexpected_keys(unexpected, contents.step, _OTHER_WAYS)
+        raise unexpected_keys(unexpected, contents.step, _ADVICE)
 
 
 def _stored_names(fqn: str, value: Any) -> list[str]:

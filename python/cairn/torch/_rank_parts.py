@@ -44,6 +44,10 @@ class RankPart:
         """Applies the result of `read`."""
         raise NotImplementedError
 
+    def is_in(self, native: _cairn.Store, step: int) -> bool:
+        """Whether a step has such a part, of any number of ranks."""
+        return bool(self._read(native, step, "world_size"))
+
     def add_to(self, state: Any) -> dict[Any, Any]:
         """`state` with this part. Raises Invalid."""
         if not isinstance(state, dict) or self.key in state:

@@ -10,6 +10,7 @@ All ranks make the same decisions:
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -26,9 +27,20 @@ from cairn.store import Store
 from cairn.torch._rank_parts import RankPart
 
 if TYPE_CHECKING:
+    from cairn import _cairn
     from cairn.reports import LoadReport
 
 OnDamage = Literal["raise", "previous"]
+
+
+def check_store(store: Any) -> None:
+    """Raises Invalid if an address, or something else, was given in place of an open store."""
+    if not isinstance(store, Store):
+        address = repr(os.fspath(store)) if isinstance(store, (str, os.PathLike)) else "ADDRESS"
+        raise Invalid(
+            f"a {type(store).__name__} in place of an open store: pass what "
+            f"cairn.open({address}, mode='a') returns"
+        )
 
 
 class ResumedStep(int):
@@ -58,6 +70,8 @@ class ResumeOptions(NamedTuple):
     parts: Sequence[RankPart]
     base: int | None
     strip_wrappers: bool
+    takes_base: str
+    """Where the caller passes ``base=``."""
 
     def check(self) -> None:
         """Raises Invalid if the options contradict each other."""
@@ -74,18 +88,22 @@ class Resume:
     Attributes:
         skipped: the damaged steps, with their errors, the same on all ranks.
         passed: the latest step and the highest one, if a run has gone back from that.
+        absent: the keys of the parts that the step lacks and that were not loaded.
     """
 
     def __init__(self, store: Store, state: Any, options: ResumeOptions) -> None:
         self._opened, self._state, self._options = store.opened, state, options
+        self._is_latest = True
         self._ranks = self._opened.ranks
         self._tiers = self._opened.tiers
         self.skipped: dict[int, Corrupt] = {}
         self.passed: tuple[int, int] | None = None
+        self.absent: list[str] = []
 
     def run(self, step: int | None) -> ResumedStep | None:
         """Loads `step` or the latest one, and returns its number; None if there is no step."""
         self._options.check()
+        self._is_latest = step is None
         self._ranks.begin("resume")
         own_tiers = self._open_tiers()
         try:
@@ -100,14 +118,17 @@ class Resume:
                 own_tiers.close()
 
     def warn(self) -> None:
-        """Warns of the steps that were skipped, and of those from which a run has gone back. To be
-        called by the public function."""
+        """Warns of the steps that were skipped, of those from which a run has gone back, and of the
+        parts that were not loaded. To be called by the public function."""
         for number, error in self.skipped.items():
             warnings.warn(f"step {number} was skipped: {error}", RuntimeWarning, stacklevel=3)
         if self.passed is not None:
             latest, highest = self.passed
             text = f"step {latest}, the last one on the line of the latest save, is resumed, and "
             text += f"not step {highest}, from which the run has gone back; step= selects one"
+            warnings.warn(text, RuntimeWarning, stacklevel=3)
+        for key in self.absent:
+            text = f"the step has no state of '{key}', which remains as it is"
             warnings.warn(text, RuntimeWarning, stacklevel=3)
 
     def _open_tiers(self) -> Tiers | None:
@@ -193,21 +214,34 @@ class Resume:
             None,
             False,
             strip_wrappers=self._options.strip_wrappers,
+            is_resume=True,
         )
-        found: list[Mapping[str, Any]] = []
+        found: list[tuple[RankPart, Mapping[str, Any]]] = []
+
+        def read() -> None:
+            for part in parts:
+                if self._options.strict or part.is_in(place[0], number):
+                    found.append((part, part.read(place[0], number)))
+                else:
+                    self.absent.append(part.key)
+
         if parts:  # before anything changes
-            found = self._ranks.run_together(
-                lambda: [part.read(place[0], number) for part in parts]
-            )
+            self._ranks.run_together(read)
         try:
             report = load_from(self._opened, place, self._state, options)
         except NotFound as error:
-            if self._options.base is None:
-                error.add_note(_NOTE.format(number=number))
+            if self._may_be_base(place[0], number):
+                note = _NOTE.format(number=number, place=self._options.takes_base)
+                error.add_note(note)
             raise
         if parts:
-            self._ranks.run_together(lambda: [part.load(own) for part, own in zip(parts, found)])
+            self._ranks.run_together(lambda: [part.load(own) for part, own in found])
         return report
+
+    def _may_be_base(self, native: _cairn.Store, number: int) -> bool:
+        """Whether the step that was chosen may not belong to this run."""
+        is_chosen = self._is_latest and self._options.base is None
+        return is_chosen and native.step_info(number).parent is None
 
     def _nothing_is_left(self) -> Corrupt:
         newest = max(self.skipped)
@@ -217,7 +251,7 @@ class Resume:
 
 _NOTE = (
     "A resume loads the latest step. If the run starts from step {number}, such as an imported "
-    "model, pass base={number} to the Saver or to cairn.torch.resume."
+    "model, pass base={number} to {place}."
 )
 
 

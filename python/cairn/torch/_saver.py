@@ -18,7 +18,7 @@ from cairn.errors import Error, Invalid
 from cairn.store import SaveHandle, Store
 from cairn.torch._agreement import Agreement, JobStatus
 from cairn.torch._dataloaders import DataloaderState
-from cairn.torch._resume import OnDamage, Resume, ResumedStep, ResumeOptions
+from cairn.torch._resume import OnDamage, Resume, ResumedStep, ResumeOptions, check_store
 from cairn.torch._signals import SignalWatch
 
 
@@ -126,6 +126,7 @@ class Saver(Closing):
         mirror: Mirrors | None = None,
         mirror_every: int = 1,
     ) -> None:
+        check_store(store)
         self._store = store
         self._every = _at_least("every", every, 1)
         self._base = store.opened.number(base)
@@ -220,7 +221,7 @@ class Saver(Closing):
         """
         parts = () if self._dataloader is None else (self._dataloader,)
         options = ResumeOptions(
-            strict, on_damage, self._mirrors, parts, self._base, strip_wrappers
+            strict, on_damage, self._mirrors, parts, self._base, strip_wrappers, "the Saver"
         )
         resume = Resume(self._store, state, options)
         try:

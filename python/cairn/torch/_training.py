@@ -12,7 +12,7 @@ from cairn.reports import SaveReport
 from cairn.store import SaveHandle, Store
 from cairn.torch._dataloaders import DataloaderState
 from cairn.torch._rank_parts import RandomGenerators, RankPart
-from cairn.torch._resume import Resume, ResumeOptions
+from cairn.torch._resume import Resume, ResumeOptions, check_store
 
 
 class Start(int):
@@ -70,18 +70,22 @@ def resume(
         step: number or tag of the step to load; by default the latest of the run.
         base: number or tag of the step that the run starts from, such as an imported model, which
             is not resumed from.
-        strict: as for :meth:`Store.load`. Leaving out what the step contains is refused.
+        strict: as for :meth:`Store.load`. Leaving out what the step contains is refused. With
+            ``False``, what the step lacks remains as it is, with a warning for ``dataloader`` and
+            ``rng``.
 
     Returns:
         :class:`Start`, an ``int``: 0 if the store has no step, with nothing changed.
 
     Raises:
-        Invalid: an object has no ``state_dict`` and ``load_state_dict``; otherwise as
-            :meth:`Saver.resume`, which can also skip damaged steps.
+        Invalid: ``store`` is not an open store, or an object has no ``state_dict`` and
+            ``load_state_dict``; otherwise as :meth:`Saver.resume`, which can also skip damaged
+            steps.
     """
     state, parts = _state_of(store, model, optimizer, scheduler, scaler, dataloader, rng, more)
     number = store.opened.number(base)
-    options = ResumeOptions(strict, "raise", (), parts, number, strip_wrappers=True)
+    function = "cairn.torch.resume"
+    options = ResumeOptions(strict, "raise", (), parts, number, True, takes_base=function)
     resuming = Resume(store, state, options)
     found = resuming.run(store.opened.number(step))
     resuming.warn()
@@ -111,8 +115,8 @@ def save(
         options: those of :meth:`Store.save`, such as ``tags``, ``metrics`` and ``overwrite``.
 
     Raises:
-        Invalid: an object has no ``state_dict`` and ``load_state_dict``; otherwise as
-            :meth:`Store.save`.
+        Invalid: ``store`` is not an open store, or an object has no ``state_dict`` and
+            ``load_state_dict``; otherwise as :meth:`Store.save`.
     """
     step_number(step)
     state, parts = _state_of(store, model, optimizer, scheduler, scaler, dataloader, rng, more)
@@ -131,6 +135,7 @@ def _state_of(
     rng: bool,
     more: Mapping[str, Any] | None,
 ) -> tuple[dict[str, Any], list[RankPart]]:
+    check_store(store)
     named = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
     state: dict[str, Any] = {}
     for name, value in named.items():
