@@ -128,13 +128,14 @@ def wait_until(condition: Callable[[], object], seconds: float = 250.0) -> None:
 
 
 def interrupt_when_waiting() -> None:
-    """Sends this process SIGINT once the calling thread has slept for a while in one call, such as
-    the wait for another rank."""
+    """Sends this process SIGINT once the calling thread has been asleep in one call whenever it was
+    looked at for a while, such as in the wait for another rank. It may wake in between."""
+    thread = threading.get_ident()
     state = Path(f"/proc/self/task/{threading.get_native_id()}/status")
 
-    def look() -> tuple[str, ...]:
-        lines = state.read_text().splitlines()
-        return tuple(line for line in lines if line.startswith(("State", "voluntary")))
+    def look() -> tuple[Any, int, bool]:
+        frame = sys._current_frames()[thread]
+        return frame, frame.f_lasti, "S (sleeping)" in state.read_text()
 
     def interrupt() -> None:
         asleep = 0
@@ -142,7 +143,7 @@ def interrupt_when_waiting() -> None:
         while asleep < 4:
             time.sleep(0.01)
             now = look()
-            asleep = asleep + 1 if now == before and "S (sleeping)" in now[0] else 0
+            asleep = asleep + 1 if now == before and now[2] else 0
             before = now
         os.kill(os.getpid(), signal.SIGINT)
 

@@ -17,7 +17,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed import multi_threaded_pg
 
-TIMEOUT = 20.0
+TIMEOUT = 100.0
+"""Seconds in which ranks that do not hang make a call, on a machine of any speed."""
 
 
 def on_ranks(body: Callable[[int], Any], world_size: int = 2) -> list[Any]:
@@ -35,8 +36,10 @@ def on_ranks(body: Callable[[int], Any], world_size: int = 2) -> list[Any]:
         try:
             dist.init_process_group("threaded", rank=rank, world_size=world_size, store=store)
             results[rank] = body(rank)
-        except BaseException:
+        except BaseException as error:
             raised.append(f"--- rank {rank}\n{traceback.format_exc()}")
+            # The other ranks may wait for this one in a collective, which has no deadline.
+            multi_threaded_pg.ProcessLocalGroup.exception_handle(error)
         finally:
             simulated_machine.current.device = 0
             if dist.is_initialized():
@@ -53,6 +56,7 @@ def on_ranks(body: Callable[[int], Any], world_size: int = 2) -> list[Any]:
             thread.join(2 * TIMEOUT)
             assert not thread.is_alive(), "a rank hangs\n" + "\n".join(raised)
     finally:
+        multi_threaded_pg.ProcessLocalGroup.reset()
         multi_threaded_pg._uninstall_threaded_pg()
         torch._C._distributed_c10d._set_thread_isolation_mode(False)
     assert not raised, "\n".join(raised)
