@@ -60,7 +60,7 @@ class Compaction {
     while (true) {
       CAIRN_TRY_ASSIGN(const std::set<uint64_t> done, RunCompleteRound());
       if (done.empty() || options_.dry_run) {
-        report_.waiting_bytes = internal::WaitingBytes(internal::CurrentRoot(state_)->root);
+        report_.waiting_bytes = internal::WaitingBytes(state_);
         return report_;
       }
       finished_.insert(done.begin(), done.end());
@@ -272,7 +272,10 @@ Result<CompactReport> Compact(Store& store, const CompactOptions& options) {
     return Fail(ErrorCode::kInvalidArgument, "the unused part of a segment is from 0 to 1");
   }
   StoreState& state = internal::StoreAccess::StateOf(store);
-  CAIRN_TRY_ASSIGN(const auto turn, internal::TakeCompactTurn(state));
+  std::unique_ptr<internal::Turn> turn;
+  if (!options.dry_run) {
+    CAIRN_TRY_ASSIGN(turn, internal::TakeCompactTurn(state));
+  }
   Result<CompactReport> report = Compaction(store, options).Run();
   if (report) return report;
   return Fail(internal::ExplainFailure(state, std::move(report).error()));

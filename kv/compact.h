@@ -18,12 +18,13 @@ namespace cairn::kv {
 /// segments that are rewritten, 64 MiB per table that is compared, and the blocks of one writer and
 /// one reader.
 ///
-/// kFailedPrecondition: the store is read-only or closed, another compaction of it is running, or
-/// it is unknown whether an earlier change was committed. kConflict: another writer has taken over
-/// the store. kNotFound: in a store without a grace period, other threads have deleted what was
-/// read, again and again. kCancelled: `progress` asked to stop. kInvalidArgument: `max_dead` is not
-/// between 0 and 1. kDataLoss: a page to be moved does not match its digest; nothing refers to its
-/// copy. kUnavailable, kResourceExhausted: I/O. After an error, what was committed remains.
+/// kFailedPrecondition: the store is closed or, unless `dry_run` is set, read-only, another
+/// compaction of it is running, or it is unknown whether an earlier change was committed.
+/// kConflict: another writer has taken over the store. kNotFound: in a store without a grace period,
+/// other threads have deleted what was read, again and again. kCancelled: `progress` asked to stop.
+/// kInvalidArgument: `max_dead` is not between 0 and 1. kDataLoss: a page to be moved does not match
+/// its digest; nothing refers to its copy. kUnavailable, kResourceExhausted: I/O. After an error,
+/// what was committed remains.
 Result<CompactReport> Compact(Store& store, const CompactOptions& options = {});
 
 }  // namespace cairn::kv

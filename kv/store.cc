@@ -192,7 +192,7 @@ Result<void> CommitSetting(StoreState& state, const internal::CommitActions& act
   const MutexLock write_lock(state.write_mutex);
   CAIRN_TRY(internal::CheckCanCommit(state));
   CAIRN_TRY(internal::CheckStillWriter(state));
-  return Explained(state, internal::CommitChange(state, {}, nullptr, {}, actions));
+  return Explained(state, internal::CommitChange(state, {}, {}, actions));
 }
 
 }  // namespace
@@ -350,25 +350,41 @@ Result<void> Store::FailAttempt(const std::string& attempt, uint32_t rank, const
 
 Result<Store::DeleteReport> Store::Delete(std::span<const uint64_t> steps, bool dry_run) {
   StoreState& state = *state_;
-  CAIRN_TRY(CheckCanChange(state, "delete"));
+  if (!dry_run) CAIRN_TRY(internal::CheckWritable(state, "delete"));
+  CAIRN_TRY(internal::CheckNotForked(state));
+  CAIRN_TRY(CheckOpen(state));
   const MutexLock write_lock(state.write_mutex);
-  CAIRN_TRY(internal::CheckCanCommit(state));
-  CAIRN_TRY(internal::CheckStillWriter(state));
+  if (state.writable) {
+    CAIRN_TRY(internal::CheckCanCommit(state));
+    CAIRN_TRY(internal::CheckStillWriter(state));
+  }
   CAIRN_TRY_ASSIGN(const auto snapshot, Latest());
   const std::set<uint64_t> unique(steps.begin(), steps.end());
   for (const uint64_t step : unique) CAIRN_TRY(snapshot->FindStep(step));
+  if (unique.empty()) return DeleteReport{.waiting_bytes = internal::WaitingBytes(state)};
   const std::vector<uint64_t> removed(unique.begin(), unique.end());
-  CAIRN_TRY_ASSIGN(internal::Unreachable unreachable,
+  CAIRN_TRY_ASSIGN(const internal::Unreachable unreachable,
                    Explained(state, internal::FindUnreachable(state, removed, nullptr)));
   const internal::FreedSpace space = internal::SpaceAfter(state, unreachable);
   const DeleteReport report{.steps = removed.size(),
                             .segments = unreachable.segments,
                             .freed_bytes = space.freed_bytes,
                             .waiting_bytes = space.waiting_bytes};
-  if (dry_run || removed.empty()) return report;
-  CAIRN_TRY(
-      Explained(state, internal::CommitChange(state, removed, nullptr, std::move(unreachable))));
+  if (dry_run) return report;
+  CAIRN_TRY(Explained(state, internal::CommitChange(state, removed, unreachable)));
   return report;
+}
+
+Result<uint64_t> Store::RemoveWaiting() {
+  StoreState& state = *state_;
+  CAIRN_TRY(CheckCanChange(state, "remove what waits"));
+  const MutexLock write_lock(state.write_mutex);
+  CAIRN_TRY(internal::CheckCanCommit(state));
+  CAIRN_TRY(internal::CheckStillWriter(state));
+  if (internal::CurrentRoot(state)->root.removed.empty()) return 0;
+  const uint64_t bytes = internal::WaitingBytes(state);
+  CAIRN_TRY(Explained(state, internal::CommitChange(state, {}, {}, {.removes_waiting = true})));
+  return bytes;
 }
 
 Result<void> Store::ChangeTags(const TagChanges& changes) {
@@ -387,7 +403,7 @@ Result<void> Store::ChangeTags(const TagChanges& changes) {
     }
   }
   if (changes.empty()) return {};
-  return Explained(state, internal::CommitChange(state, {}, nullptr, {}, {.tags = &changes}));
+  return Explained(state, internal::CommitChange(state, {}, {}, {.tags = &changes}));
 }
 
 Result<void> Store::SetRetention(const RetentionPolicy& policy) {

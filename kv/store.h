@@ -143,18 +143,25 @@ class Store {
   Result<void> FailAttempt(const std::string& attempt, uint32_t rank, const Error& error);
 
   /// Deletes complete steps in one commit. The objects that no step uses any more are removed when
-  /// the grace period has passed. With `dry_run` only reports what it would delete. kNotFound: one
-  /// of the steps does not exist; then none is deleted. kFailedPrecondition: the store is read-only
-  /// or closed, or it is unknown whether an earlier change was committed.
+  /// the grace period has passed. With `dry_run` only reports what it would delete, also if the
+  /// store is read-only. kNotFound: one of the steps does not exist; then none is deleted.
+  /// kFailedPrecondition: the store is read-only or closed, or it is unknown whether an earlier
+  /// change was committed.
   struct DeleteReport {
     uint64_t steps = 0;
-    uint64_t segments = 0;     // segments that no step uses any more
-    uint64_t freed_bytes = 0;  // length of the objects that the call removes, of earlier steps too
+    uint64_t segments = 0;  // segments that no step uses any more
+    /// Length of the objects that the call removes, of earlier steps too. A call without steps
+    /// removes nothing.
+    uint64_t freed_bytes = 0;
     /// Length of the objects, of these steps and of earlier ones, that a later change, or the close
     /// of a store, removes after the grace period.
     uint64_t waiting_bytes = 0;
   };
   Result<DeleteReport> Delete(std::span<const uint64_t> steps, bool dry_run = false);
+  /// Removes what waits for the end of its grace period, after a commit that no longer lists it.
+  /// Returns its length. Requires that no reader is open that was open before the deletes: such a
+  /// reader fails with kNotFound. Returns the errors of Delete.
+  Result<uint64_t> RemoveWaiting();
 
   /// Changes tags in one commit. A tag that names another step is moved. kNotFound: a step does not
   /// exist, or a tag that is to be removed; then nothing is changed. kInvalidArgument: see

@@ -10,20 +10,24 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <thread>
 
 #include "kv/base/options.h"
 #include "kv/io/file_descriptor.h"
+#include "kv/state/internal/store_state.h"
 #include "kv/store.h"
 #include "tests/fault/operations.h"
 #include "tests/kv/store_checks.h"
 #include "tests/process/child.h"
+#include "tests/support/fault_hook.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"
 
@@ -33,6 +37,7 @@ namespace {
 using cairn::testing::Child;
 using cairn::testing::IsError;
 using cairn::testing::IsOk;
+using cairn::testing::ScopedFaults;
 using cairn::testing::ScopedTempDir;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -133,6 +138,32 @@ TEST_F(FullDiskTest, SaveRemovesWhatIsDueAndContinues) {
   ExpectSound(*store);
 }
 
+// The disk is full in the segment, in the table and in the root in turn, if nothing is removed.
+TEST_F(FullDiskTest, SmallSaveAndDeleteRemoveWhatIsDueAndContinue) {
+  const SampleShape small{.tensor_count = 3, .largest_bytes = 20'000};
+  StoreOptions options = SmallBlocks();
+  for (uint64_t leave_bytes = 0; leave_bytes <= 80 << 10; leave_bytes += 8192) {
+    SCOPED_TRACE(fmt::format("{} bytes left", leave_bytes));
+    options.grace = std::chrono::hours(1);
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path_, OpenMode::kWrite, options));
+    for (const uint64_t step : {4, 5}) CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(step)));
+    CAIRN_ASSERT_OK(store->Delete(std::array<uint64_t, 1>{4}));
+    Fill(leave_bytes);
+    // As if the grace period had passed.
+    internal::StoreAccess::StateOf(*store).options.grace = std::chrono::milliseconds(0);
+    CAIRN_EXPECT_OK(SaveSample(*store, MakeSample(6, 0, small)));
+    Steps expected = before_;
+    for (const uint64_t step : {5, 6}) expected[step] = MakeSample(step);
+    expected[6] = MakeSample(6, 0, small);
+    ExpectSteps(path_, expected);
+    ExpectSound(*store);
+    Unfill();
+    CAIRN_ASSERT_OK(store->Delete(std::array<uint64_t, 2>{5, 6}));
+    ExpectNoLeftovers(path_);
+    if (HasFailure()) return;
+  }
+}
+
 TEST_F(FullDiskTest, ErrorNamesTheBytesThatWait) {
   StoreOptions options = SmallBlocks();
   options.grace = std::chrono::hours(1);
@@ -187,6 +218,71 @@ TEST_F(FullDiskTest, DiskThatIsFullAnywhereInACommitLeavesTheStoreAsItWas) {
   EXPECT_GT(exhausted, 0u);
   EXPECT_GT(saved, 0u);
 }
+
+// --- each write of a commit
+
+/// A store with a step that was deleted and whose grace period has passed.
+class FullAtTest : public ::testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    const auto history = MakeHistory(path_);
+    ASSERT_TRUE(IsOk(history));
+    steps_ = *history;
+    StoreOptions options = SmallBlocks();
+    options.grace = std::chrono::hours(1);
+    CAIRN_ASSERT_OK_AND_ASSIGN(store_, Store::Open(path_, OpenMode::kWrite, options));
+    CAIRN_ASSERT_OK(SaveSample(*store_, MakeSample(4)));
+    CAIRN_ASSERT_OK(store_->Delete(std::array<uint64_t, 1>{4}));
+  }
+  void EndGracePeriod() {
+    internal::StoreAccess::StateOf(*store_).options.grace = std::chrono::milliseconds(0);
+  }
+  /// The disk is full at the point until a segment is removed.
+  static cairn::testing::FaultAction FullUntilRemoved() {
+    return [is_full = true](const cairn::testing::FaultPass& pass, uint32_t) mutable {
+      is_full = is_full && pass.point != "segments.remove";
+      return is_full && pass.point == GetParam() ? ENOSPC : 0;
+    };
+  }
+  Result<StepInfo> Save() { return SaveSample(*store_, MakeSample(5, 0, kSmall)); }
+
+  static constexpr SampleShape kSmall{.tensor_count = 3, .largest_bytes = 20'000};
+  ScopedTempDir dir_;
+  const std::string path_ = dir_ / "store";
+  Steps steps_;
+  std::unique_ptr<Store> store_;
+};
+
+TEST_P(FullAtTest, SaveRemovesWhatIsDueAndContinues) {
+  EndGracePeriod();
+  {
+    const ScopedFaults faults(FullUntilRemoved());
+    CAIRN_EXPECT_OK(Save());
+    EXPECT_TRUE(faults.fired());
+  }
+  steps_[5] = MakeSample(5, 0, kSmall);
+  ExpectSteps(path_, steps_);
+  ExpectSound(*store_);
+  ExpectNoLeftovers(path_);
+}
+
+TEST_P(FullAtTest, SaveFailsIfNothingIsDueAndNamesWhatWaits) {
+  {
+    const ScopedFaults faults(FullUntilRemoved());
+    EXPECT_THAT(Save(), IsError(ErrorCode::kResourceExhausted, "bytes of deleted steps wait"));
+  }
+  ExpectSteps(path_, steps_);
+  CAIRN_EXPECT_OK(Save());
+}
+
+INSTANTIATE_TEST_SUITE_P(Writes, FullAtTest,
+                         ::testing::Values("segment.create", "segment.write", "tables.create",
+                                           "tables.write", "roots.create", "roots.write"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::ranges::replace(name, '.', '_');
+                           return name;
+                         });
 
 // --- permission
 

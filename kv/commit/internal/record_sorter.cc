@@ -14,8 +14,12 @@ constexpr uint64_t kUnsortedBytes = 4 << 20;
 
 }  // namespace
 
-RecordSorter::RecordSorter(std::shared_ptr<Storage> storage, uint32_t epoch, uint64_t memory_bytes)
-    : storage_(std::move(storage)), epoch_(epoch), memory_bytes_(memory_bytes) {}
+RecordSorter::RecordSorter(std::shared_ptr<Storage> storage, uint32_t epoch, uint64_t memory_bytes,
+                           FreeSpace free_space)
+    : storage_(std::move(storage)),
+      epoch_(epoch),
+      memory_bytes_(memory_bytes),
+      free_space_(std::move(free_space)) {}
 
 RecordSorter::~RecordSorter() {
   CleanUp([&] {
@@ -47,10 +51,14 @@ Result<void> RecordSorter::AddRun(RecordRun run) {
 
 /// Merges the runs in memory to one in an object.
 Result<void> RecordSorter::Spill() {
-  CAIRN_TRY_ASSIGN(RecordRunWriter writer, RecordRunWriter::Create(*storage_, NewObjectId(epoch_)));
-  CAIRN_TRY(Merge(std::span(runs_).subspan(spilled_count_),
-                  [&](const TableRecord& record) { return writer.Add(record); }));
-  CAIRN_TRY_ASSIGN(RecordRun run, writer.Finish());
+  const auto write = [&]() -> Result<RecordRun> {
+    CAIRN_TRY_ASSIGN(RecordRunWriter writer,
+                     RecordRunWriter::Create(*storage_, NewObjectId(epoch_)));
+    CAIRN_TRY(Merge(std::span(runs_).subspan(spilled_count_),
+                    [&](const TableRecord& record) { return writer.Add(record); }));
+    return writer.Finish();
+  };
+  CAIRN_TRY_ASSIGN(RecordRun run, WithSpace(free_space_, write));
   runs_.resize(spilled_count_);
   runs_.push_back(std::move(run));
   ++spilled_count_;

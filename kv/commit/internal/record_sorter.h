@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kv/base/error.h"
+#include "kv/io/internal/free_space.h"
 #include "kv/storage/storage.h"
 #include "kv/table/internal/record_run.h"
 #include "kv/table/internal/record_set.h"
@@ -22,8 +23,9 @@ class RecordSorter {
  public:
   static constexpr uint64_t kMemoryBytes = 192 << 20;
 
+  /// `free_space` may be null.
   RecordSorter(std::shared_ptr<Storage> storage, uint32_t epoch,
-               uint64_t memory_bytes = kMemoryBytes);
+               uint64_t memory_bytes = kMemoryBytes, FreeSpace free_space = nullptr);
   ~RecordSorter();
   RecordSorter(const RecordSorter&) = delete;
   RecordSorter& operator=(const RecordSorter&) = delete;
@@ -46,6 +48,7 @@ class RecordSorter {
   const std::shared_ptr<Storage> storage_;
   const uint32_t epoch_;
   const uint64_t memory_bytes_;
+  const FreeSpace free_space_;
   RecordSet added_;  // in no run yet
   RecordRunWriter writer_;
   std::vector<RecordRun> runs_;  // the runs in objects first

@@ -53,12 +53,12 @@ StepAttempt::StepAttempt(std::shared_ptr<StoreState> store_state, uint64_t step_
                 .io = *store->options.io,
                 .pool = store->pool.get(),
                 .queues = store->queues.get(),
-                .free_space =
-                    [this](uint64_t& seen) { return FreeSpaceForSave(*store, !committing, seen); }},
+                .free_space = [this](uint64_t& seen) { return FreeSpaceFor(seen); }},
                [this](Column column, std::string_view key, std::span<const std::byte> value) {
                  return AddEntry(column, key, value);
                }),
-      records(store->storage, store->epoch) {
+      records(store->storage, store->epoch, RecordSorter::kMemoryBytes,
+              [this](uint64_t& seen) { return FreeSpaceFor(seen); }) {
   store->has_saved = true;
   if (!store->joined) return;
   part = std::make_unique<PartWriter>(store->storage, PartName(attempt, options.rank),
@@ -134,12 +134,19 @@ StepInfo StepAttempt::InfoOf(const StepSummary& summary) const {
 }
 
 Result<void> StepAttempt::SealSegments() {
+  seal_failed_ = true;
   CAIRN_TRY(segments.Seal());
   LocalFiles* const files = store->storage->local_files();
-  if (files == nullptr || segments.sealed().size() == synced_segments_) return {};
-  CAIRN_TRY(files->SyncNames(ObjectFolder(ObjectKind::kSegment)));
-  synced_segments_ = segments.sealed().size();
+  if (files != nullptr && segments.sealed().size() != synced_segments_) {
+    CAIRN_TRY(files->SyncNames(ObjectFolder(ObjectKind::kSegment)));
+    synced_segments_ = segments.sealed().size();
+  }
+  seal_failed_ = false;
   return {};
+}
+
+std::optional<std::string> StepAttempt::FreeSpaceFor(uint64_t& seen) {
+  return committing ? FreeSpaceForCommit(*store, seen) : FreeSpaceForSave(*store, seen);
 }
 
 }  // namespace cairn::kv::internal

@@ -47,6 +47,10 @@ class StepAttempt {
 
   /// Seals all segments and makes their names durable.
   Result<void> SealSegments();
+  /// Segments whose seal has failed lack bytes: what needs them must not be repeated.
+  bool seal_failed() const { return seal_failed_; }
+  /// See FreeSpace; for the writes of this attempt.
+  std::optional<std::string> FreeSpaceFor(uint64_t& seen);
   uint64_t written_bytes() const { return segments.written_bytes() + written_bytes_of_others; }
 
   const std::shared_ptr<StoreState> store;
@@ -72,7 +76,7 @@ class StepAttempt {
   bool gathered = false;
   StepInfo prepared;
 
-  std::atomic<bool> committing = false;  // holds write_mutex, or waits for it
+  std::atomic<bool> committing = false;  // the thread that commits holds write_mutex
   bool failed = false;                   // nothing can be added or committed any more
   bool finished = false;                 // the objects belong to a step that exists or may exist
 
@@ -80,7 +84,8 @@ class StepAttempt {
   void RemoveOwnObjects();
 
   size_t synced_segments_ = 0;  // segments whose names are durable
-  std::string key_;             // of a record, with its column
+  bool seal_failed_ = false;
+  std::string key_;  // of a record, with its column
 };
 
 }  // namespace cairn::kv::internal

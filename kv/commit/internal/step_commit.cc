@@ -12,6 +12,7 @@
 
 #include "kv/commit/internal/step_table_writer.h"
 #include "kv/io/internal/fault_point.h"
+#include "kv/io/internal/free_space.h"
 #include "kv/state/internal/attempt_outcome.h"
 #include "kv/state/internal/root_change.h"
 #include "kv/storage/internal/concurrent_requests.h"
@@ -103,8 +104,8 @@ Result<void> EndPayload(StepAttempt& attempt) {
 
 /// Writes the table of the step, as `finish` does, and commits. Requires write_mutex.
 using FinishTable = std::function<Result<void>(StepTableWriter&, StepEntry&)>;
-Result<StepInfo> CommitTable(StepAttempt& attempt, const StepSummary& summary,
-                             const StepEntry* base, const FinishTable& finish) {
+Result<StepInfo> CommitTableOnce(StepAttempt& attempt, const StepSummary& summary,
+                                 const StepEntry* base, const FinishTable& finish) {
   StoreState& state = *attempt.store;
   StepEntry entry{.info = attempt.InfoOf(summary)};
   entry.info.generation = CurrentRoot(state)->root.number + 1;
@@ -133,14 +134,24 @@ Result<StepInfo> CommitTable(StepAttempt& attempt, const StepSummary& summary,
   return entry.info;
 }
 
+/// As CommitTableOnce. If the disk is full, removes what is due, and writes another table: the
+/// records may refer to a segment that was due.
+Result<StepInfo> CommitTable(StepAttempt& attempt, const StepSummary& summary,
+                             const StepEntry* base, const FinishTable& finish) {
+  const auto free_space = [&](uint64_t& seen) {
+    return attempt.seal_failed() ? "" : attempt.FreeSpaceFor(seen);
+  };
+  return WithSpace(free_space, [&] { return CommitTableOnce(attempt, summary, base, finish); });
+}
+
 }  // namespace
 
 Result<StepInfo> CommitStep(StepAttempt& attempt, const StepSummary& summary) {
   StoreState& state = *attempt.store;
   CAIRN_TRY(EndPayload(attempt));
-  attempt.committing = true;
   // Until the root is committed, no delete may remove a segment to which the records refer.
   const MutexLock write_lock(state.write_mutex);
+  attempt.committing = true;
   CAIRN_TRY(CheckCanCommit(state));
   if (attempt.has_ranks() && std::chrono::steady_clock::now() > attempt.options.deadline) {
     return Fail(Error{.code = ErrorCode::kUnavailable,
@@ -165,6 +176,7 @@ Result<StepInfo> CommitStep(StepAttempt& attempt, const StepSummary& summary) {
 Result<StepInfo> CommitSameStep(StepAttempt& attempt, const StepInfo& base_info) {
   StoreState& state = *attempt.store;
   const MutexLock write_lock(state.write_mutex);  // as in CommitStep
+  attempt.committing = true;
   CAIRN_TRY(CheckCanCommit(state));
   CAIRN_TRY_ASSIGN(const StepEntryPtr base, FindUnchanged(attempt, base_info));
   attempt.chunk_count = base->info.chunk_count;

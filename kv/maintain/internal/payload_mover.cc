@@ -48,7 +48,7 @@ SegmentStream::Options StreamOptions(StoreState& state, const std::string& name,
           .io = *state.options.io,
           .pool = &blocks,
           .queues = state.queues.get(),
-          .free_space = [&state](uint64_t& seen) { return FreeSpaceForSave(state, true, seen); }};
+          .free_space = [&state](uint64_t& seen) { return FreeSpaceForSave(state, seen); }};
 }
 
 }  // namespace

@@ -324,7 +324,7 @@ Result<SegmentInfo> CopySegment(const CopyContext& context, const SegmentInfo& i
   const std::string name = SegmentObject(copied);
   auto output = SegmentOutput::Create(
       *target.storage, name, target.options.io->direct, target.pool->block_bytes(),
-      [&target](uint64_t& seen) { return FreeSpaceForSave(target, true, seen); });
+      [&target](uint64_t& seen) { return FreeSpaceForSave(target, seen); });
   if (!output) {
     Error error = std::move(output).error();
     // A directory into which an older backup was restored may have files of later epochs.

@@ -48,6 +48,7 @@
 #include "kv/base/digest.h"
 #include "kv/base/key.h"
 #include "kv/commit/internal/step_table_writer.h"
+#include "kv/io/internal/free_space.h"
 #include "kv/io/worker_pool.h"
 #include "kv/root/internal/kv_records.h"
 #include "kv/state/internal/root_change.h"
@@ -249,11 +250,14 @@ Result<StepEntry> StepCopier::CommitLocked(const SnapshotState::OpenStep& step,
                       .file = target_.storage->address(),
                       .step = step.entry->info.step});
   }
-  CAIRN_TRY_ASSIGN(StepEntry entry, WriteTable(step, segments));
   std::vector<std::string> names;
   for (const auto& [id, info] : segments) names.push_back(SegmentObject(info));
-  CAIRN_TRY(CommitNewStep(target_, entry, {.adopted = names}));
-  return entry;
+  const auto commit = [&]() -> Result<StepEntry> {
+    CAIRN_TRY_ASSIGN(StepEntry entry, WriteTable(step, segments));
+    CAIRN_TRY(CommitNewStep(target_, entry, {.adopted = names}));
+    return entry;
+  };
+  return WithSpace([this](uint64_t& seen) { return FreeSpaceForCommit(target_, seen); }, commit);
 }
 
 /// Writes the table of a step whose segments in the target are `segments`.

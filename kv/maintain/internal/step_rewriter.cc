@@ -16,6 +16,7 @@
 #include "kv/base/mutex.h"
 #include "kv/base/step_info.h"
 #include "kv/commit/internal/step_table_writer.h"
+#include "kv/io/internal/free_space.h"
 #include "kv/root/internal/kv_records.h"
 #include "kv/root/internal/root_record.h"
 #include "kv/storage/internal/object_names.h"
@@ -163,17 +164,20 @@ Result<void> StepRewriter::ForgetStale() {
 Result<uint64_t> StepRewriter::Commit() {
   const MutexLock write_lock(state_.write_mutex);
   CAIRN_TRY(CheckCanCommit(state_));
-  CAIRN_TRY(ForgetStale());
-  CAIRN_TRY(Rewrite());
+  CAIRN_TRY(WithSpace([this](uint64_t& seen) { return FreeSpaceForCommit(state_, seen); },
+                      [this]() -> Result<void> {
+                        CAIRN_TRY(ForgetStale());
+                        return Rewrite();
+                      }));
   std::vector<StepEntry> entries;
   for (const auto& [step, rewritten] : rewritten_) entries.push_back(rewritten.entry);
   if (entries.empty()) return 0;
-  CAIRN_TRY_ASSIGN(Unreachable unreachable, FindUnreachable(state_, {}, nullptr, entries));
+  CAIRN_TRY_ASSIGN(const Unreachable unreachable, FindUnreachable(state_, {}, nullptr, entries));
   {
     const MutexLock lock(state_.mutex);
     state_.replaced_segments.insert(replaced_.begin(), replaced_.end());
   }
-  CAIRN_TRY(CommitChange(state_, {}, nullptr, std::move(unreachable), {.rewritten = entries}));
+  CAIRN_TRY(CommitChange(state_, {}, unreachable, {.rewritten = entries}));
   is_committed_ = true;
   return entries.size();
 }
@@ -183,7 +187,11 @@ Result<uint64_t> StepRewriter::Commit() {
 Result<uint64_t> CommitChunkChanges(StoreState& state, const ChunkChanges& changes,
                                     std::span<const SegmentInfo> added) {
   StepRewriter rewriter(state, changes, added);
-  CAIRN_TRY(rewriter.Rewrite());
+  const auto written = rewriter.Rewrite();
+  // On a full disk, the commit continues with the tables that are missing.
+  if (!written && written.error().code != ErrorCode::kResourceExhausted) {
+    return std::unexpected(written.error());
+  }
   return rewriter.Commit();
 }
 

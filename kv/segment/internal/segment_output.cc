@@ -19,14 +19,18 @@ Result<SegmentOutput> SegmentOutput::Create(Storage& storage, const std::string&
   output.storage_ = &storage;
   output.name_ = name;
   output.path_ = ObjectPath(storage.address(), name);
-  CAIRN_TRY(PassPoint("segment.create", "cannot create the segment", output.path_));
-  if (LocalFiles* const files = storage.local_files()) {
-    CAIRN_TRY(files->PrepareFile(name));
-    CAIRN_TRY_ASSIGN(const FilePlace place, files->PlaceOf(name));
-    CAIRN_TRY_ASSIGN(output.file_, File::Create(place, direct));
-  } else {
-    CAIRN_TRY_ASSIGN(output.upload_, storage.BeginUpload(name, block_bytes));
-  }
+  const auto create = [&]() -> Result<void> {
+    CAIRN_TRY(PassPoint("segment.create", "cannot create the segment", output.path_));
+    if (LocalFiles* const files = storage.local_files()) {
+      CAIRN_TRY(files->PrepareFile(name));
+      CAIRN_TRY_ASSIGN(const FilePlace place, files->PlaceOf(name));
+      CAIRN_TRY_ASSIGN(output.file_, File::Create(place, direct));
+    } else {
+      CAIRN_TRY_ASSIGN(output.upload_, storage.BeginUpload(name, block_bytes));
+    }
+    return {};
+  };
+  CAIRN_TRY(WithSpace(output.free_space_, create));
   return output;
 }
 

@@ -11,16 +11,11 @@
 
 #include "kv/base/error.h"
 #include "kv/io/internal/file.h"
+#include "kv/io/internal/free_space.h"
 #include "kv/io/io_queue.h"
 #include "kv/storage/storage.h"
 
 namespace cairn::kv::internal {
-
-/// Frees space for a write that the file system has refused for lack of it. Returns nothing if any
-/// was freed that the write may not have found: `seen`, 0 at first, counts what was freed before
-/// its last attempt. Otherwise returns what to add to the error. Called on the thread that waits
-/// for the write.
-using FreeSpace = std::function<std::optional<std::string>(uint64_t& seen)>;
 
 /// Ownership: move-only owner of the file descriptor or the upload. Threads: one at a time.
 class SegmentOutput {

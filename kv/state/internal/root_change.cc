@@ -15,6 +15,7 @@
 #include <string_view>
 #include <utility>
 
+#include "kv/io/internal/free_space.h"
 #include "kv/root/internal/kv_records.h"
 #include "kv/root/internal/lease.h"
 #include "kv/root/internal/root_log.h"
@@ -89,9 +90,8 @@ void AddRemoved(std::vector<RemovedObject> objects, Root& root) {
   for (RemovedObject& object : objects) root.removed.push_back(std::move(object));
 }
 
-/// Moves the objects whose grace period has passed at the time of `root` out of it.
-std::vector<RemovedObject> TakeExpired(const StoreState& state, Root& root) {
-  const int64_t limit_ns = GraceLimitNs(state, root.created_unix_ns);
+/// Moves the objects that have been unreachable since `limit_ns` out of `root`.
+std::vector<RemovedObject> TakeExpired(Root& root, int64_t limit_ns) {
   std::vector<RemovedObject> expired;
   std::erase_if(root.removed, [&](const RemovedObject& object) {
     if (object.since_unix_ns > limit_ns) return false;
@@ -99,6 +99,14 @@ std::vector<RemovedObject> TakeExpired(const StoreState& state, Root& root) {
     return true;
   });
   return expired;
+}
+
+/// Sets the lengths of the objects; of those that do not exist, 0.
+void Measure(StoreState& state, std::span<RemovedObject> objects) {
+  (void)ForEachRequest(*state.storage, objects.size(), [&](size_t i) -> Result<void> {
+    objects[i].file_bytes = state.storage->Size(objects[i].name).value_or(0);
+    return {};
+  });
 }
 
 /// Removes the roots that are older than the kept ones.
@@ -318,19 +326,21 @@ Result<Unreachable> FindUnreachable(StoreState& state, std::span<const uint64_t>
   if (added != nullptr) CAIRN_TRY(lost.Remove(state, *added));
   for (const StepEntry& entry : rewritten) CAIRN_TRY(lost.Remove(state, entry));
   const auto add = [&](ObjectKind kind, const ObjectId& id) {
-    RemovedObject object{.name = ObjectName(kind, id), .since_unix_ns = NowUnixNs()};
-    object.file_bytes = state.storage->Size(object.name).value_or(0);
-    unreachable.bytes += object.file_bytes;
-    unreachable.objects.push_back(std::move(object));
+    unreachable.objects.push_back({.name = ObjectName(kind, id), .since_unix_ns = NowUnixNs()});
   };
   for (const ObjectId& table : lost.tables) add(ObjectKind::kTable, table);
   for (const ObjectId& segment : lost.segments) add(ObjectKind::kSegment, segment);
+  Measure(state, unreachable.objects);
   unreachable.segments = lost.segments.size();
   return unreachable;
 }
 
-Result<void> CommitChange(StoreState& state, std::span<const uint64_t> removed, StepEntry* added,
-                          Unreachable unreachable, const CommitActions& actions) {
+namespace {
+
+/// With `added`, which may be null and replaces a step of the same number. Sets its generation.
+Result<void> CommitChangeOnce(StoreState& state, std::span<const uint64_t> removed,
+                              StepEntry* added, Unreachable unreachable,
+                              const CommitActions& actions) {
   CAIRN_TRY(CheckCanCommit(state));
   const auto current = CurrentRoot(state);
   Root next = Successor(current->root, kAnnouncedFor);
@@ -363,7 +373,9 @@ Result<void> CommitChange(StoreState& state, std::span<const uint64_t> removed, 
   AddRemoved(std::move(announced), next);
   // One reading of the clock decides all of this. Otherwise a clock that is set forward in the
   // meantime would expire what was just announced.
-  const std::vector<RemovedObject> expired = TakeExpired(state, next);
+  const std::vector<RemovedObject> expired = TakeExpired(
+      next, actions.removes_waiting ? current->root.created_unix_ns  // not what is announced
+                                    : GraceLimitNs(state, next.created_unix_ns));
 
   CommitOutcome outcome = CommitRoot(*state.storage, next);
   if (outcome.state != CommitOutcome::State::kCommitted) {
@@ -380,6 +392,15 @@ Result<void> CommitChange(StoreState& state, std::span<const uint64_t> removed, 
   return {};
 }
 
+}  // namespace
+
+Result<void> CommitChange(StoreState& state, std::span<const uint64_t> removed,
+                          const Unreachable& unreachable, const CommitActions& actions) {
+  CAIRN_CHECK(actions.adopted.empty());  // it may be due
+  return WithSpace([&](uint64_t& seen) { return FreeSpaceForCommit(state, seen); },
+                   [&] { return CommitChangeOnce(state, removed, nullptr, unreachable, actions); });
+}
+
 Result<void> CommitNewStep(StoreState& state, StepEntry& entry, const CommitActions& actions) {
   const TableInfo written = entry.tables.front();
   const auto commit = [&]() -> Result<void> {
@@ -392,7 +413,7 @@ Result<void> CommitNewStep(StoreState& state, StepEntry& entry, const CommitActi
     adopted.insert(adopted.end(), actions.adopted.begin(), actions.adopted.end());
     CommitActions all = actions;
     all.adopted = adopted;
-    return CommitChange(state, removed, &entry, std::move(unreachable), all);
+    return CommitChangeOnce(state, removed, &entry, std::move(unreachable), all);
   };
   Result<void> committed = commit();
   if (committed) return {};
@@ -408,26 +429,29 @@ bool IsAnnounced(const RemovedObject& object, const Root& root) {
 
 Result<void> CommitAnnouncement(StoreState& state, std::span<const RemovedObject> objects,
                                 bool takes_epoch) {
-  return CommitChange(state, {}, nullptr, {}, {.announced = objects, .takes_epoch = takes_epoch});
+  return CommitChange(state, {}, {}, {.announced = objects, .takes_epoch = takes_epoch});
 }
 
-uint64_t WaitingBytes(const Root& root) {
-  uint64_t bytes = 0;
-  for (const RemovedObject& object : root.removed) {
-    if (!IsAnnounced(object, root)) bytes += object.file_bytes;
-  }
-  return bytes;
-}
-
-FreedSpace SpaceAfter(const StoreState& state, const Unreachable& unreachable) {
-  Root next = Successor(CurrentRoot(state)->root, kAnnouncedFor);
+FreedSpace SpaceAfter(StoreState& state, const Unreachable& unreachable) {
+  const auto current = CurrentRoot(state);
+  Root next = Successor(current->root, kAnnouncedFor);
+  Measure(state, next.removed);
   AddRemoved(unreachable.objects, next);
   FreedSpace space;
-  for (const RemovedObject& object : TakeExpired(state, next)) {
-    space.freed_bytes += object.file_bytes;
+  const int64_t limit_ns = GraceLimitNs(state, next.created_unix_ns);
+  for (const RemovedObject& object : next.removed) {
+    if (object.since_unix_ns <= limit_ns) {
+      space.freed_bytes += object.file_bytes;
+    } else if (!IsAnnounced(object, next)) {
+      space.waiting_bytes += object.file_bytes;
+    }
   }
-  space.waiting_bytes = WaitingBytes(next);
   return space;
+}
+
+uint64_t WaitingBytes(StoreState& state) {
+  const FreedSpace space = SpaceAfter(state, {});
+  return space.freed_bytes + space.waiting_bytes;
 }
 
 bool RemoveWaiting(StoreState& state, bool all, std::chrono::seconds limit) {
@@ -452,16 +476,20 @@ bool RemoveWaiting(StoreState& state, bool all, std::chrono::seconds limit) {
   return true;
 }
 
-std::optional<std::string> FreeSpaceForSave(StoreState& state, bool may_remove, uint64_t& seen) {
-  if (may_remove && state.writable) {
-    const MutexLock write_lock(state.write_mutex);
+std::optional<std::string> FreeSpaceForSave(StoreState& state, uint64_t& seen) {
+  const MutexLock write_lock(state.write_mutex);
+  return FreeSpaceForCommit(state, seen);
+}
+
+std::optional<std::string> FreeSpaceForCommit(StoreState& state, uint64_t& seen) {
+  if (state.writable) {
     RemoveWaiting(state);
     const uint64_t count = state.removal_count;
     if (std::exchange(seen, count) != count) return std::nullopt;
   }
-  const auto current = CurrentRoot(state);
-  const uint64_t bytes = WaitingBytes(current->root);
+  const uint64_t bytes = WaitingBytes(state);
   if (bytes == 0) return "";
+  const auto current = CurrentRoot(state);
   int64_t since_ns = 0;
   for (const RemovedObject& object : current->root.removed) {
     if (!IsAnnounced(object, current->root)) since_ns = std::max(since_ns, object.since_unix_ns);
@@ -485,6 +513,7 @@ void ReclaimAfterFailure(StoreState& state) {
 
 void Sweep(StoreState& state, std::chrono::seconds limit) {
   const Clock::time_point deadline = Clock::now() + limit;
+  RemoveWaiting(state, /*all=*/false, limit);
   const auto root = CurrentRoot(state);
   Reached reached;
   const auto entries = root->steps.All();
@@ -493,10 +522,7 @@ void Sweep(StoreState& state, std::chrono::seconds limit) {
     if (Clock::now() >= deadline || !reached.Add(state, *entry)) return;
   }
   std::set<std::string> kept;
-  const int64_t limit_ns = GraceLimitNs(state, NowUnixNs());
-  for (const RemovedObject& object : root->root.removed) {
-    if (object.since_unix_ns > limit_ns) kept.insert(object.name);
-  }
+  for (const RemovedObject& object : root->root.removed) kept.insert(object.name);
   for (const PageRef& page : root->root.pages) kept.insert(ObjectName(ObjectKind::kPage, page.id));
   const auto is_garbage = [&](const std::string& name) {
     const auto parsed = ParseObjectName(name);

@@ -60,7 +60,6 @@ Error ExplainLoss(const StoreState& state, Error error);
 struct Unreachable {
   std::vector<RemovedObject> objects;
   uint64_t segments = 0;
-  uint64_t bytes = 0;
 };
 /// Determines which objects no step uses any more if the steps `removed` do not exist, `added`,
 /// which may be null, does, and the steps `rewritten` have these entries. Returns nothing if the
@@ -79,21 +78,23 @@ struct CommitActions {
   const RetentionPolicy* retention = nullptr;  // the store's policy from now on
   std::optional<bool> compress = {};           // the default of saves from now on
   bool applies_retention = false;              // deletes steps as the policy of the store demands
+  bool removes_waiting = false;                // also objects whose grace period has not passed
   bool takes_epoch = false;                    // the root has the next epoch, of the same writer
   std::function<void()> committed = nullptr;   // called once the root is committed, on any thread
 };
 
-/// Commits the next root, without the steps `removed` and with `added`, which may be null and
-/// replaces a step of the same number. Sets the generation of `added`. Then removes objects whose
-/// grace period has passed; errors of that are ignored, because the next open for writing finds the
-/// remaining objects. kConflict: another writer has taken over the store. kUnavailable,
-/// kResourceExhausted: nothing was committed, or outcome_unknown is set. Requires write_mutex.
-Result<void> CommitChange(StoreState& state, std::span<const uint64_t> removed, StepEntry* added,
-                          Unreachable unreachable, const CommitActions& actions = {});
+/// Commits the next root, without the steps `removed`. Then removes objects whose grace period has
+/// passed; errors of that are ignored, because the next open for writing finds the remaining
+/// objects. If the disk is full, removes them before, and commits again; so nothing may be adopted.
+/// kConflict: another writer has taken over the store. kUnavailable, kResourceExhausted: nothing
+/// was committed, or outcome_unknown is set. Requires write_mutex.
+Result<void> CommitChange(StoreState& state, std::span<const uint64_t> removed,
+                          const Unreachable& unreachable, const CommitActions& actions = {});
 
 /// Commits a step whose table was written, replacing a step of the same number. Sets the
-/// generation of `entry`. After an error, removes the table unless outcome_unknown is set. Returns
-/// the errors of FindUnreachable and CommitChange. Requires write_mutex.
+/// generation of `entry`. After an error, removes the table unless outcome_unknown is set, so that
+/// the caller may repeat the commit with another table. Returns the errors of FindUnreachable and
+/// CommitChange. Requires write_mutex.
 Result<void> CommitNewStep(StoreState& state, StepEntry& entry, const CommitActions& actions = {});
 
 /// Objects that wait for a step. Before the commit of a step, a copier announces the step's
@@ -114,17 +115,16 @@ Result<void> CommitAnnouncement(StoreState& state, std::span<const RemovedObject
 /// Returns the segments that a step uses, from its entry or from its tables.
 Result<std::vector<SegmentUse>> UsageOf(StoreState& state, const StepEntry& entry);
 
-/// Returns the length of the objects that no step uses and that wait for the end of their grace
-/// period. Announced objects do not count.
-uint64_t WaitingBytes(const Root& root);
-
 /// What a commit frees.
 struct FreedSpace {
   uint64_t freed_bytes = 0;    // length of the objects that it removes
-  uint64_t waiting_bytes = 0;  // WaitingBytes after it
+  uint64_t waiting_bytes = 0;  // length of those that still wait after it; announced ones do not
 };
-/// Returns what a commit frees now that makes `unreachable` unreachable. Requires write_mutex.
-FreedSpace SpaceAfter(const StoreState& state, const Unreachable& unreachable);
+/// Returns what a commit frees now that makes `unreachable` unreachable, or, without a commit, what
+/// waits. Objects that do not exist any more do not count. Cost: a request per object that waits.
+/// Requires write_mutex if there is a commit.
+FreedSpace SpaceAfter(StoreState& state, const Unreachable& unreachable);
+uint64_t WaitingBytes(StoreState& state);
 
 /// For how long a commit removes objects, and an open for writing. The next open continues.
 inline constexpr std::chrono::minutes kLongestRemoval{10};
@@ -137,11 +137,13 @@ inline constexpr std::chrono::seconds kShortRemoval{5};
 bool RemoveWaiting(StoreState& state, bool all = false,
                    std::chrono::seconds limit = kLongestRemoval);
 
-/// For a write of a save for which the file system has no space: if `may_remove` is set, removes
-/// the objects whose grace period has passed, and returns nothing if any were removed since the
-/// `seen` removals, also by another thread or for another write. Otherwise returns what to add to
-/// the error: which bytes wait, and how long. Locks write_mutex if `may_remove` is set.
-std::optional<std::string> FreeSpaceForSave(StoreState& state, bool may_remove, uint64_t& seen);
+/// For a write for which the file system has no space (FreeSpace): removes the objects whose grace
+/// period has passed, and returns nothing if any were removed since the `seen` removals, also by
+/// another thread or for another write. Otherwise returns what to add to the error: which bytes
+/// wait, and how long. FreeSpaceForCommit requires write_mutex, and that the change of which the
+/// write is a part is begun again; FreeSpaceForSave locks it.
+std::optional<std::string> FreeSpaceForCommit(StoreState& state, uint64_t& seen);
+std::optional<std::string> FreeSpaceForSave(StoreState& state, uint64_t& seen);
 
 /// If the file system of the store is nearly full, removes the objects that wait: a save that fails
 /// for lack of space succeeds when it is repeated. Errors are ignored.

@@ -12,6 +12,7 @@
 #include <set>
 
 #include "kv/base/options.h"
+#include "kv/compact.h"
 #include "kv/read/snapshot.h"
 #include "kv/root/internal/root_log.h"
 #include "kv/state/internal/root_change.h"
@@ -155,6 +156,70 @@ TEST_F(RemovalTest, NextOpenForWritingRemovesWhatHasExpired) {
   EXPECT_THAT(Objects(), IsEmpty());
   CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(2)));
   EXPECT_THAT(Removed(), IsEmpty());
+}
+
+TEST_F(RemovalTest, WhatWaitsIsRemovedAtOnceIfAskedAfterARootThatDoesNotListIt) {
+  const auto store = OpenWriter(kLong);
+  for (const uint64_t step : {1, 2}) CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(step)));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto deleted, store->Delete(std::array<uint64_t, 1>{2}));
+  ASSERT_GT(deleted.waiting_bytes, 0u);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const uint64_t removed_bytes, store->RemoveWaiting());
+  EXPECT_EQ(removed_bytes, deleted.waiting_bytes);
+  EXPECT_THAT(Removed(), IsEmpty());
+  ExpectOnlySteps({{1, MakeSample(1)}});
+  CAIRN_ASSERT_OK_AND_ASSIGN(const uint64_t rest_bytes, store->RemoveWaiting());
+  EXPECT_EQ(rest_bytes, 0u);
+}
+
+TEST_F(RemovalTest, ReportsCountNothingThatDoesNotExistAnyMore) {
+  {
+    const auto store = OpenWriter(kLong);
+    for (const uint64_t step : {1, 2, 3}) CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(step)));
+    CAIRN_ASSERT_OK(store->Delete(std::array<uint64_t, 1>{2}));
+  }
+  uint64_t freed_bytes = 0;
+  {
+    const auto store = OpenWriter(kNoGrace);  // removes it, and commits no root that states so
+    EXPECT_THAT(Removed(), Not(IsEmpty()));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto none, store->Delete({}));
+    EXPECT_EQ(none.waiting_bytes, 0u);
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto plan, store->Delete(std::array<uint64_t, 1>{3}, true));
+    freed_bytes = plan.freed_bytes;
+    EXPECT_GT(freed_bytes, 0u);
+  }
+  const auto store = OpenWriter(kLong);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto deleted, store->Delete(std::array<uint64_t, 1>{3}));
+  EXPECT_EQ(deleted.freed_bytes, 0u);
+  EXPECT_EQ(deleted.waiting_bytes, freed_bytes);
+}
+
+TEST_F(RemovalTest, DeleteWithoutStepsFreesNothing) {
+  const auto store = OpenWriter(kLong);
+  CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(1)));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto deleted, store->Delete(std::array<uint64_t, 1>{1}));
+  StoreAccess::StateOf(*store).options.grace = kNoGrace;  // as if the period had passed
+  const Names objects = Objects();
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto none, store->Delete({}));
+  EXPECT_EQ(none.freed_bytes, 0u);
+  EXPECT_EQ(none.waiting_bytes, deleted.waiting_bytes);
+  EXPECT_EQ(Objects(), objects);
+}
+
+TEST_F(RemovalTest, DryRunChangesNothingAndNeedsNoRightToWrite) {
+  const auto store = OpenWriter(kLong);
+  for (const uint64_t step : {1, 2}) CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(step)));
+  CAIRN_ASSERT_OK(store->Delete(std::array<uint64_t, 1>{1}));
+  const auto before = ContentsOf(*storage_);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader,
+                             Store::Open(path_, OpenMode::kRead, {.grace = kNoGrace}));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto plan, reader->Delete(std::array<uint64_t, 1>{2}, true));
+  EXPECT_EQ(plan.waiting_bytes, 0u);
+  CAIRN_ASSERT_OK(Compact(*reader, {.max_dead = 0, .dry_run = true}));
+  EXPECT_TRUE(ContentsOf(*storage_) == before);
+  EXPECT_THAT(reader->Delete(std::array<uint64_t, 1>{2}),
+              IsError(ErrorCode::kFailedPrecondition, "open it for writing to delete"));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto deleted, store->Delete(std::array<uint64_t, 1>{2}));
+  EXPECT_EQ(plan.freed_bytes, deleted.waiting_bytes);
 }
 
 TEST_F(RemovalTest, NextCommitRemovesWhatHasExpired) {
