@@ -2,14 +2,16 @@
 
 import json
 import os
+import subprocess
 
 import cairn
+import numpy
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from tool_programs import assert_equal, import_model, run_program, small_model, steps_of
+from tool_programs import BIN_DIR, assert_equal, import_model, run_program, small_model, steps_of
 
 
 def test_import_and_export_give_the_same_tensors(admin, tmp_path):
@@ -105,13 +107,79 @@ def test_delete_keeps_what_other_steps_use_and_frees_the_rest(admin, dump, tmp_p
 
     at_once = admin("delete", store, 3, "--now", status=0)
 
-    assert at_once.out.startswith("deleted 1 step; ") and at_once.out.endswith(" free now\n")
+    freed, checked = at_once.out.splitlines()
+    assert freed.startswith("deleted 1 step; ") and freed.endswith(" free now")
+    whose = "host" if os.geteuid() == 0 else "user"
+    assert checked.startswith(f"checked: no other process of this {whose} has the store open; not")
     assert len(before) == 4 and len(segment_names(store)) == 2  # the first has "same"
     assert steps_of(store) == [4]
     assert dump("show", store, "same", "--json").json()["values"] == [1] * 9
     assert dump("verify", store).status == 0
     assert "77" in admin("delete", store, 4, 77, status=2).err
     assert steps_of(store) == [4]
+
+
+def store_where_a_step_waits(path, size=100_000):
+    with cairn.open(path, mode="a") as opened:
+        for step in range(1, 5):
+            opened.save(step, {"a": numpy.full(size, step), "b": numpy.full(size, -step)})
+        opened.edit(4, into=5, drop="b")
+        opened.delete(1, 4)
+    return path
+
+
+def files_of(store):
+    return {path: path.read_bytes() for path in sorted(store.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.parametrize("verb", ["delete {s} 2", "prune {s} --keep-last 1", "compact {s}"])
+def test_a_dry_run_changes_nothing_and_now_frees_all_that_waits(admin, tmp_path, verb):
+    store = store_where_a_step_waits(tmp_path / "s")
+    before = files_of(store)
+    words = verb.format(s=store).split()
+    with cairn.open(store, mode="a"):  # also in a store that a job has open
+        before_dry_run = files_of(store)
+        admin(*words, "--dry-run", status=0)
+        assert files_of(store) == before_dry_run
+    for path in files_of(store).keys() - before.keys():
+        assert path.parent.name in ("roots", "leases")
+    before = files_of(store)
+    would = admin(*words, "--dry-run", "--now", status=0).out
+    assert "would" in would and files_of(store) == before
+    assert "60.0 s" not in admin(*words, "--now", status=0).out
+    again = admin("delete", store, 5, "--dry-run", status=0).out
+    assert "0 B free now" in again
+    with cairn.open(store) as opened:
+        assert (opened.read(step=5)["a"] == 4).all()
+
+
+@pytest.mark.parametrize("words", ["delete {s} 77", "delete {s} 2 77", "prune {s}"])
+def test_now_frees_nothing_if_the_command_is_refused(admin, tmp_path, words):
+    store = store_where_a_step_waits(tmp_path / "s")
+    before = segment_names(store)
+    assert len(before) == 4
+    admin(*words.format(s=store).split(), "--now", status=2)
+    assert segment_names(store) == before and steps_of(store) == [2, 3, 5]
+
+
+def test_now_keeps_the_files_for_a_reader_that_opens_the_store_meanwhile(tmp_path):
+    for attempt in range(4):  # the program may be too fast for a machine under load
+        store = store_where_a_step_waits(tmp_path / f"s{attempt}", 200_000)
+        words = [BIN_DIR / "kv-admin", "compact", store, "--now", "--max-rate", 10**6 >> attempt]
+        process = subprocess.Popen([*map(str, words)], stdout=subprocess.PIPE, text=True)
+        while not any((store / "leases").iterdir()):
+            assert process.poll() is None
+        roots = len(list((store / "roots").iterdir()))
+        with cairn.open(store) as reader:
+            is_in_time = len(list((store / "roots").iterdir())) == roots
+            out = process.communicate()[0]
+            assert process.returncode == 0
+            if is_in_time:
+                assert f"process {os.getpid()} has opened the store in the meantime" in out
+                assert len(segment_names(store)) == 5
+                assert (reader.read(step=2)["a"] == 2).all()
+                return
+    pytest.fail("no reader was in time")
 
 
 REFUSED = {

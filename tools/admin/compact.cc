@@ -31,7 +31,8 @@ struct CompactCommand {
   bool json = false;
 };
 
-Json CompactJson(const std::string& store, const kv::CompactReport& report, double seconds) {
+Json CompactJson(const std::string& store, const kv::CompactReport& report, const FreedSpace& space,
+                 double seconds) {
   return {{"store", JsonText(store)},
           {"live_bytes", report.live_bytes},
           {"segment_bytes", report.segment_bytes},
@@ -43,12 +44,14 @@ Json CompactJson(const std::string& store, const kv::CompactReport& report, doub
           {"folded_chunks", report.folded_chunks},
           {"compressed_chunks", report.compressed_chunks},
           {"rewritten_steps", report.rewritten_steps},
-          {"waiting_bytes", report.waiting_bytes},
+          {"freed_bytes", space.freed_bytes},
+          {"waiting_bytes", space.waiting_bytes},
+          {"checked", JsonText(space.checked)},
           {"seconds", seconds}};
 }
 
-void PrintCompact(const kv::CompactReport& report, const CompactCommand& command, double seconds,
-                  Output& out) {
+void PrintCompact(const kv::CompactReport& report, const FreedSpace& space,
+                  const CompactCommand& command, double seconds, Output& out) {
   const uint64_t dead_bytes = report.segment_bytes - report.live_bytes;
   out.WriteLine(fmt::format(
       "segments have {}: {} that steps use, {} that they do not ({:.1f} %)",
@@ -58,6 +61,7 @@ void PrintCompact(const kv::CompactReport& report, const CompactCommand& command
           : 100 * static_cast<double>(dead_bytes) / static_cast<double>(report.segment_bytes)));
   if (report.old_segments == 0) {
     out.WriteLine("nothing to do: no segment is worth rewriting");
+    if (command.now) out.WriteLine(FreedText(space));
     return;
   }
   const std::string old_segments =
@@ -76,7 +80,7 @@ void PrintCompact(const kv::CompactReport& report, const CompactCommand& command
   if (report.compressed_chunks > 0) {
     out.WriteLine(fmt::format("{} compressed", Plural(report.compressed_chunks, "chunk")));
   }
-  out.WriteLine(FreedText(report.waiting_bytes == 0 ? report.old_bytes : 0, report.waiting_bytes));
+  out.WriteLine(FreedText(space));
 }
 
 /// Compacts the store, or with `dry_run` only computes what would be done, and prints the result.
@@ -87,8 +91,7 @@ Result<void> Compact(const CompactCommand& command, Output& out) {
                              .dry_run = command.dry_run,
                              .fold_all = command.fold};
   CAIRN_TRY_ASSIGN(options.max_bytes_per_second, ParseRate(command.max_rate));
-  CAIRN_TRY_ASSIGN(const kv::StoreOptions open, GraceOptions(address, command.now));
-  CAIRN_TRY_ASSIGN(const auto store, OpenExisting(address, open));
+  CAIRN_TRY_ASSIGN(const auto store, OpenToFree(address, command.now, command.dry_run));
   ProgressLine line("compacting:");
   options.progress = [&](const kv::CompactProgress& progress) {
     return line.Update(progress.done_bytes, progress.total_bytes);
@@ -96,11 +99,12 @@ Result<void> Compact(const CompactCommand& command, Output& out) {
   const auto begin = std::chrono::steady_clock::now();
   CAIRN_TRY_ASSIGN(const kv::CompactReport report, store->Compact(options, command.compress));
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
-  CAIRN_TRY(store->Close());
+  CAIRN_TRY_ASSIGN(const FreedSpace space,
+                   FreeSpace(*store, command.now, {0, report.waiting_bytes}));
   if (command.json) {
-    WriteJson(out, CompactJson(address, report, elapsed.count()));
+    WriteJson(out, CompactJson(address, report, space, elapsed.count()));
   } else {
-    PrintCompact(report, command, elapsed.count(), out);
+    PrintCompact(report, space, command, elapsed.count(), out);
   }
   return {};
 }

@@ -119,7 +119,7 @@ class Mirror {
     CAIRN_TRY_ASSIGN(const auto report, to_->Delete(steps));
     if (!command_.copy.json) {
       out_.WriteLine(fmt::format("deleted {}; {}", Plural(report.steps, "step"),
-                                 FreedText(report.freed_bytes, report.waiting_bytes)));
+                                 FreedText({report.freed_bytes, report.waiting_bytes})));
     }
     return {};
   }

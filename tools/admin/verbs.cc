@@ -87,35 +87,70 @@ std::optional<std::string> FindReader(const fs::path& directory) {
   return std::nullopt;
 }
 
-}  // namespace
-
-Result<kv::StoreOptions> GraceOptions(const std::string& store, bool now) {
-  kv::StoreOptions options;
-  if (!now) return options;
-  options.grace = std::chrono::milliseconds(0);
-  const auto reader = FindReader(AddressDirectory(store));
-  if (!reader) return options;
-  return Fail(
-      Error{.code = ErrorCode::kFailedPrecondition,
-            .message = fmt::format("process {} has the store open: end it, or omit --now to "
-                                   "keep its files for the grace period",
-                                   *reader),
-            .file = store});
+/// States which readers FindReader knows.
+std::string CheckedText(core::CheckpointStore& store) {
+  if (store.kv().storage().local_files() == nullptr) {
+    return "not checked: readers of this storage are not known";
+  }
+  if (::geteuid() == 0) {
+    return "checked: no other process of this host has the store open; not checked: other hosts";
+  }
+  return "checked: no other process of this user has the store open; not checked: other users and "
+         "other hosts";
 }
+
+}  // namespace
 
 Argument NowArgument(bool& now) {
   return Flag("--now", now,
-              "Free the space at once; refused if another process of this host has the store open. "
-              "Otherwise the files remain for 60 s, for readers that still use them, and the next "
-              "save, delete, close or open for writing after that removes them");
+              "Free the space at once; refused if another process has the store open. Only root "
+              "sees processes of other users, and nobody those of other hosts and readers of "
+              "buckets: the output states what was checked. Otherwise the files remain for 60 s, "
+              "for readers that still use them, and the next save, delete, close or open for "
+              "writing after that removes them");
 }
 
-std::string FreedText(uint64_t freed_bytes, uint64_t waiting_bytes) {
+Result<std::unique_ptr<core::CheckpointStore>> OpenToFree(const std::string& store, bool now,
+                                                          bool dry_run) {
+  if (const auto reader = now ? FindReader(AddressDirectory(store)) : std::nullopt) {
+    return Fail(
+        Error{.code = ErrorCode::kFailedPrecondition,
+              .message = fmt::format("process {} has the store open: end it, or omit --now to "
+                                     "keep its files for the grace period",
+                                     *reader),
+              .file = store});
+  }
+  if (!dry_run) return OpenExisting(store);
+  kv::StoreOptions options;
+  if (now) options.grace = std::chrono::milliseconds(0);
+  return core::CheckpointStore::Open(store, kv::OpenMode::kRead, options);
+}
+
+Result<FreedSpace> FreeSpace(core::CheckpointStore& store, bool now, FreedSpace space) {
+  if (now) space.checked = CheckedText(store);
+  if (now && store.kv().writable()) {
+    if (const auto reader = FindReader(AddressDirectory(store.kv().directory()))) {
+      space.checked = fmt::format(
+          "process {} has opened the store in the meantime: the files remain for the grace period",
+          *reader);
+    } else {
+      CAIRN_TRY_ASSIGN(const uint64_t removed_bytes, store.kv().RemoveWaiting());
+      space.freed_bytes += removed_bytes;
+      space.waiting_bytes = 0;
+    }
+  }
+  CAIRN_TRY(store.Close());
+  return space;
+}
+
+std::string FreedText(const FreedSpace& space) {
   const auto grace = std::chrono::duration<double>(kv::StoreOptions().grace);
-  const std::string freed = fmt::format("{} free now", HumanBytes(freed_bytes));
-  if (waiting_bytes == 0) return freed;
-  return fmt::format("{}, {} at the next change after the grace period of {}", freed,
-                     HumanBytes(waiting_bytes), HumanSeconds(grace.count()));
+  std::string text = fmt::format("{} free now", HumanBytes(space.freed_bytes));
+  if (space.waiting_bytes > 0) {
+    text += fmt::format(", {} at the next change after the grace period of {}",
+                        HumanBytes(space.waiting_bytes), HumanSeconds(grace.count()));
+  }
+  return space.checked.empty() ? text : text + "\n" + space.checked;
 }
 
 }  // namespace cairn::tools

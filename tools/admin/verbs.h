@@ -80,13 +80,26 @@ Result<std::string> ParseStore(const std::string& text, std::string_view why);
 Result<std::unique_ptr<core::CheckpointStore>> OpenExisting(const std::string& store,
                                                             const kv::StoreOptions& options = {});
 
-/// Options of a store that keeps removed files for the usual grace period, or, with `now`, not at
-/// all. kFailedPrecondition: with `now`, another process of this host, which this user may examine,
-/// has the directory of the store open. Readers on other hosts and in other storages are not known.
-Result<kv::StoreOptions> GraceOptions(const std::string& store, bool now);
+// --- Space
+
+/// What a command frees.
+struct FreedSpace {
+  uint64_t freed_bytes = 0;    // what is free now
+  uint64_t waiting_bytes = 0;  // what a later change removes after the grace period
+  std::string checked = {};    // with --now: which readers are known; otherwise empty
+};
 /// The option --now.
 Argument NowArgument(bool& now);
-/// States which space is free now, and which after the grace period.
-std::string FreedText(uint64_t freed_bytes, uint64_t waiting_bytes);
+/// Opens a store for a command that frees space: with `dry_run` for reading, so that nothing
+/// changes. kFailedPrecondition: with `now`, another process of this host, which this user may
+/// examine, has the directory of the store open. kNotFound: there is no store.
+Result<std::unique_ptr<core::CheckpointStore>> OpenToFree(const std::string& store, bool now,
+                                                          bool dry_run);
+/// Ends such a command, whose change is committed, and closes the store. With `now`, and if the
+/// store is open for writing, removes what waits, unless a process has opened the store since
+/// OpenToFree. A process that opens it after the commit does not use these files.
+Result<FreedSpace> FreeSpace(core::CheckpointStore& store, bool now, FreedSpace space);
+/// States which space is free now, and which after the grace period, and what was checked.
+std::string FreedText(const FreedSpace& space);
 
 }  // namespace cairn::tools

@@ -31,13 +31,12 @@ struct DeleteCommand {
 Result<void> Delete(const DeleteCommand& command, Output& out) {
   CAIRN_TRY_ASSIGN(const std::string address,
                    ParseStore(command.store, "the steps follow the store after a space"));
-  CAIRN_TRY_ASSIGN(const kv::StoreOptions open, GraceOptions(address, command.now));
-  CAIRN_TRY_ASSIGN(const auto store, OpenExisting(address, open));
+  CAIRN_TRY_ASSIGN(const auto store, OpenToFree(address, command.now, command.dry_run));
   CAIRN_TRY_ASSIGN(const auto report, store->Delete(command.steps, command.dry_run));
-  CAIRN_TRY(store->Close());
+  CAIRN_TRY_ASSIGN(const FreedSpace space,
+                   FreeSpace(*store, command.now, {report.freed_bytes, report.waiting_bytes}));
   out.WriteLine(fmt::format("{} {}; {}", command.dry_run ? "would delete" : "deleted",
-                            Plural(report.steps, "step"),
-                            FreedText(report.freed_bytes, report.waiting_bytes)));
+                            Plural(report.steps, "step"), FreedText(space)));
   return {};
 }
 
@@ -174,8 +173,7 @@ Result<void> Prune(const KeepCommand& command, Output& out) {
   CAIRN_TRY_ASSIGN(const std::string address,
                    ParseStore(command.store, "prune chooses among all steps"));
   CAIRN_TRY_ASSIGN(kv::RetentionPolicy policy, PolicyOf(command));
-  CAIRN_TRY_ASSIGN(const kv::StoreOptions open, GraceOptions(address, command.now));
-  CAIRN_TRY_ASSIGN(const auto store, OpenExisting(address, open));
+  CAIRN_TRY_ASSIGN(const auto store, OpenToFree(address, command.now, command.dry_run));
   CAIRN_TRY_ASSIGN(const auto snapshot, store->kv().Latest());
   if (!policy.keeps_any()) policy = snapshot->retention();
   if (!policy.keeps_any()) {
@@ -185,12 +183,13 @@ Result<void> Prune(const KeepCommand& command, Output& out) {
   }
   CAIRN_TRY_ASSIGN(const std::vector<uint64_t> doomed, snapshot->StepsToDelete(policy));
   CAIRN_TRY_ASSIGN(const auto report, store->Delete(doomed, command.dry_run));
-  CAIRN_TRY(store->Close());
+  CAIRN_TRY_ASSIGN(const FreedSpace space,
+                   FreeSpace(*store, command.now, {report.freed_bytes, report.waiting_bytes}));
   out.WriteLine(fmt::format("{} {}, {} remain{}", command.dry_run ? "would delete" : "deleted",
                             Plural(doomed.size(), "step"),
                             snapshot->step_numbers().size() - doomed.size(),
                             doomed.empty() ? "" : fmt::format(": {}", fmt::join(doomed, ", "))));
-  out.WriteLine(FreedText(report.freed_bytes, report.waiting_bytes));
+  out.WriteLine(FreedText(space));
   return {};
 }
 
