@@ -38,8 +38,9 @@ def check(
 
     start = time.perf_counter()
     prefix, ranks = clean_prefix(prefix), opened.ranks
+    number = opened.number(step)
     ranks.begin("check")
-    native, number = locate(opened, opened.number(step), opened.tiers)
+    native, number = locate(opened, number, opened.tiers)
 
     def check_own() -> tuple[Any, Any]:
         adapter = StatefulAdapter(state, prefix, ignore_frozen)

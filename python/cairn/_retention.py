@@ -18,16 +18,18 @@ def delete(opened: Opened, choose: Callable[[], Iterable[int]]) -> DeleteReport:
     """Deletes the steps that `choose` returns on rank 0. Collective."""
     from cairn.reports import DeleteReport
 
-    opened.wait_for_last_save()
     opened.ranks.begin("delete")
 
-    def work() -> tuple[Any, ...]:
+    def work() -> tuple[Any, ...] | None:
+        opened.wait_for_last_save()
+        if opened.ranks.rank != 0:
+            return None
         numbers = tuple(step_number(step) for step in choose())
         if not numbers:
             return numbers, 0, 0, 0
         return numbers, *opened.native.delete(numbers, False)
 
-    numbers, *space = opened.ranks.on_first(work)
+    numbers, *space = opened.ranks.exchange_values(work)[0]
     return DeleteReport(tuple(numbers), *space)
 
 

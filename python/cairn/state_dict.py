@@ -78,7 +78,7 @@ def _ranks(pg: ProcessGroup | None) -> Iterator[Ranks]:
         # do the same: the next call reconnects on all ranks.
         if not ranks.has_agreed_on(error):
             _ranks_of_group.pop(group, None)
-            ranks.leave()
+            ranks.leave(error)
         raise
 
 

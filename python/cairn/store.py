@@ -1076,6 +1076,8 @@ class Store(Closing):
         ``error`` on this rank that they may not have. Copies to mirrors are not repeated if they
         fail, and not waited for after Ctrl-C."""
         native = self.opened.native
+        if error is not None:
+            self.opened.ranks.leave(error)
         release = native.abandon if self.world_size > 1 else native.close
         self.opened.close(release, failed=True, interrupted=isinstance(error, KeyboardInterrupt))
 

@@ -2,7 +2,11 @@
 
 #include "python/src/communicator_binding.h"
 
+#include <fmt/format.h>
+#include <string.h>
+
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <future>
 #include <thread>
@@ -10,6 +14,7 @@
 #include <vector>
 
 #include "core/ranks/gather_v.h"
+#include "core/ranks/gather_values.h"
 #include "core/ranks/gloo_communicator.h"
 #include "core/ranks/local_communicator.h"
 #include "kv/base/catch_exhaustion.h"
@@ -97,12 +102,25 @@ Result<core::Communicator*> CommunicatorBinding::TensorCommunicator(bool by_nccl
       "all ranks");
 }
 
-nb::list CommunicatorBinding::AllGather(nb::bytes mine, std::optional<double> first_timeout) {
-  const core::ByteView bytes(reinterpret_cast<const std::byte*>(mine.c_str()), mine.size());
+nb::list CommunicatorBinding::Arrive(const std::string& call, double timeout) {
+  std::array<char, kMaxCallBytes> name{};
+  if (call.size() >= name.size()) ThrowInvalid("the name of a call is too long", call);
+  std::ranges::copy(call, name.begin());
   auto gathered = Use([&](core::Communicator& communicator) {
-    if (first_timeout) communicator.LimitNextCall(ToTimeout(*first_timeout));
-    return core::AllGatherV(communicator, bytes);
+    communicator.LimitNextCall(ToTimeout(timeout));
+    return core::AllGatherValues(communicator, name);
   });
+  nb::list result;
+  for (const auto& other : Unwrap(std::move(gathered))) {
+    result.append(nb::str(other.data(), ::strnlen(other.data(), other.size())));
+  }
+  return result;
+}
+
+nb::list CommunicatorBinding::AllGather(nb::bytes mine) {
+  const core::ByteView bytes(reinterpret_cast<const std::byte*>(mine.c_str()), mine.size());
+  auto gathered =
+      Use([&](core::Communicator& communicator) { return core::AllGatherV(communicator, bytes); });
   nb::list result;
   for (const core::ByteVector& part : Unwrap(std::move(gathered))) {
     result.append(nb::bytes(part.data(), part.size()));
@@ -110,18 +128,19 @@ nb::list CommunicatorBinding::AllGather(nb::bytes mine, std::optional<double> fi
   return result;
 }
 
-void CommunicatorBinding::Leave() {
+void CommunicatorBinding::Leave(const std::string& why) {
   process_.Check();
   const GilRelease no_gil;
-  LeaveWithoutGil();
+  LeaveWithoutGil(why);
 }
 
-void CommunicatorBinding::LeaveWithoutGil() {
+void CommunicatorBinding::LeaveWithoutGil(const std::string& why) {
   Interrupt("this rank has left the communicator");
   std::unique_ptr<core::Communicator> tensors;
   {
     const std::lock_guard one_call(mutex_);
     const std::lock_guard alive(life_mutex_);
+    if (communicator_) why_left_ = why;
     communicator_.reset();  // the other ranks notice, however long NCCL's end takes
     tensors = std::move(tensors_);
   }
@@ -202,15 +221,18 @@ Result<void> CommunicatorBinding::RunWatched(SignalWatch& watch,
     const std::lock_guard alive(life_mutex_);
     return stop_ && stop_->has_failed();
   }();
-  if (is_interrupted || has_failed) LeaveWithoutGil();
+  if (is_interrupted || has_failed) {
+    LeaveWithoutGil(is_interrupted ? "a call was interrupted" : "a call over NCCL has failed");
+  }
   result.get();
   return {};
 }
 
-std::unexpected<Error> CommunicatorBinding::LeftError() {
-  return Fail(
-      ErrorCode::kFailedPrecondition,
-      "this rank has left the communicator after an error: open the store again on all ranks");
+std::unexpected<Error> CommunicatorBinding::LeftError() const {
+  return Fail(ErrorCode::kFailedPrecondition,
+              fmt::format("this rank has left the communicator ({}): open the store again on all "
+                          "ranks",
+                          why_left_));
 }
 
 std::string DescribeNccl() {

@@ -48,9 +48,12 @@ class CommunicatorBinding {
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
 
+  /// Returns the name of the call that each rank begins, in the order of ranks. Collective, within
+  /// `timeout` seconds. Raises Invalid for a name of kMaxCallBytes.
+  nb::list Arrive(const std::string& call, double timeout);
+  static constexpr size_t kMaxCallBytes = 32;
   /// Returns the bytes `mine` of each rank as a list, in the order of ranks. Collective.
-  /// `first_timeout`: seconds that the ranks may take to come.
-  nb::list AllGather(nb::bytes mine, std::optional<double> first_timeout);
+  nb::list AllGather(nb::bytes mine);
   /// Connects the ranks over NCCL, so that tensors can be sent from device to device (see
   /// TensorCommunicator); everything else continues to use TCP. Collective; each rank gives its own
   /// device. If a rank fails, or after `connect_timeout` seconds, every rank raises the same error
@@ -64,8 +67,8 @@ class CommunicatorBinding {
   Result<core::Communicator*> TensorCommunicator(bool by_nccl) const;
 
   /// Closes the connections and ends the call that another thread is in, so that ranks that wait
-  /// for this one fail at once. Later calls raise Invalid. May be called again.
-  void Leave();
+  /// for this one fail at once. Later calls raise Invalid, which contains `why` of the first time.
+  void Leave(const std::string& why);
 
   /// Returns `work(communicator)`, which runs on another thread with the lock and without the GIL.
   /// Raises the exception of a signal handler that raised during the call. Requires the GIL.
@@ -95,7 +98,8 @@ class CommunicatorBinding {
   }
 
  private:
-  static std::unexpected<Error> LeftError();
+  /// Requires `mutex_`.
+  std::unexpected<Error> LeftError() const;
   /// Runs `call` on another thread until it ends. Leaves the communicator if a signal handler
   /// raised. kResourceExhausted: the thread could not be started, and `call` did not run.
   Result<void> RunWatched(SignalWatch& watch, const std::function<void()>& call);
@@ -105,7 +109,7 @@ class CommunicatorBinding {
   /// Ends calls over NCCL if a rank is gone, and calls over TCP if one over NCCL has failed here.
   void WatchRanks();
   /// Requires that the GIL is not held.
-  void LeaveWithoutGil();
+  void LeaveWithoutGil(const std::string& why);
   /// Destroys an NCCL communicator; continues in the background if the device is busy.
   static void Release(std::unique_ptr<core::Communicator> tensors);
 
@@ -115,6 +119,7 @@ class CommunicatorBinding {
   std::mutex mutex_;                                  // held during a call; taken first
   std::mutex life_mutex_;                             // held only briefly
   std::unique_ptr<core::Communicator> communicator_;  // null after Leave
+  std::string why_left_;                              // changed with both mutexes held
   std::unique_ptr<core::Communicator> tensors_;       // null without NCCL
   std::shared_ptr<cuda::NcclStop> stop_;  // shared with NCCL; changed with life_mutex_ held
   std::vector<SignalWatch*> watches_;     // of the calls that run or wait; with life_mutex_ held

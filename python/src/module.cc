@@ -272,12 +272,12 @@ void BindCommunicator(nb::module_& m) {
       .def_static("alone", [] { return std::make_shared<CommunicatorBinding>(); })
       .def_prop_ro("rank", &CommunicatorBinding::rank)
       .def_prop_ro("world_size", &CommunicatorBinding::world_size)
-      .def("all_gather", &CommunicatorBinding::AllGather, nb::arg("mine"),
-           nb::arg("first_timeout") = nb::none())
+      .def("arrive", &CommunicatorBinding::Arrive, nb::arg("call"), nb::arg("timeout"))
+      .def("all_gather", &CommunicatorBinding::AllGather, nb::arg("mine"))
       .def("connect_devices", &CommunicatorBinding::ConnectDevices, nb::arg("device"),
            nb::arg("connect_timeout"))
       .def("disconnect_devices", &CommunicatorBinding::DisconnectDevices)
-      .def("leave", &CommunicatorBinding::Leave);
+      .def("leave", &CommunicatorBinding::Leave, nb::arg("why"));
   m.def("describe_nccl", &DescribeNccl);
 }
 

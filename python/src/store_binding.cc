@@ -553,7 +553,7 @@ void StoreBinding::Abandon() {
     saver_.reset();  // waits for a running save
     store_.reset();
   }
-  if (communicator_) communicator_->Leave();
+  if (communicator_) communicator_->Leave("the store was closed");
 }
 
 }  // namespace cairn::python

@@ -10,6 +10,7 @@ import pathlib
 import resource
 import socket
 import textwrap
+import time
 
 import pytest
 import torch
@@ -72,7 +73,7 @@ def test_a_meeting_place_that_fails_is_an_error_of_the_open(rank, path):
 
 
 @pytest.mark.parametrize(
-    "call", ["save", "save_async", "load", "delete", "pull", "check", "check_state"]
+    "call", ["save", "save_async", "load", "delete", "pull", "check", "check_state", "writer"]
 )
 @with_ranks(3)
 def test_ranks_that_do_not_make_a_call_are_named_after_a_short_deadline(rank, path, call):
@@ -89,18 +90,46 @@ def test_ranks_that_do_not_make_a_call_are_named_after_a_short_deadline(rank, pa
         "pull": lambda: store.pull(state, since=1),
         "check": lambda: store.check(state),
         "check_state": lambda: store.check_state(state),
+        "writer": store.writer(2).__enter__,
     }
-    if rank == 0:
-        text = f"ranks 1, 2 have not called {call}, which rank 0 has called"
-        with pytest.raises(cairn.Unavailable, match=text):
-            calls[call]()
-        gave_up.touch()
-    else:
+    text = f"ranks 1, 2 have not called {call} within 0.2 s of rank 0"
+    if rank > 0:
         wait_until(gave_up.exists)
-        with pytest.raises(cairn.Unavailable):
-            calls[call]()
-    with contextlib.suppress(cairn.Error):
-        store.abandon()
+    with pytest.raises(cairn.Unavailable, match=f"^{'rank 0 has left: ' if rank else ''}{text}"):
+        calls[call]()
+    gave_up.touch()
+    for later in (calls["load"], store.close):
+        with pytest.raises(cairn.Invalid, match=text):
+            later()
+    store.abandon()
+
+
+@with_ranks(2)
+def test_a_rank_that_works_is_not_absent(rank, path):
+    def work() -> None:  # the first that a delete does, on every rank
+        if rank == 0:
+            time.sleep(0.5)
+        else:
+            store.opened.ranks.arrival = 0.1
+
+    with cairn.open(path, mode="a") as store:
+        for step in (1, 2):
+            store.save(step, {"t": whole("even")})
+        store.opened.wait_for_last_save = work
+        store.delete(1)
+        del store.opened.wait_for_last_save
+        assert store.steps() == [2]
+
+
+@with_ranks(2)
+def test_the_error_that_ends_a_block_is_known_on_the_other_ranks(rank, path):
+    expected = ZeroDivisionError if rank else cairn.Unavailable
+    text = "^own" if rank else "^rank 1 has left: ZeroDivisionError: own"
+    with pytest.raises(expected, match=text):
+        with cairn.open(path, mode="a") as store:
+            if rank:
+                raise ZeroDivisionError("own")
+            store.save(1, {"t": whole("even")})
 
 
 @with_ranks(2)
@@ -286,7 +315,7 @@ def test_stores_that_nobody_closed(tmp_path, end):
     else:
         # Rank 0 detects immediately that rank 1 has exited.
         assert statuses == [1, 1] and "of the training" in errors[1]
-        assert "cairn.errors.Unavailable" in errors[0]
+        assert "Unavailable: rank 1 has left: RuntimeError: of the training" in errors[0]
 
 
 def open_on_different_hosts(rank, path):

@@ -41,8 +41,9 @@ def load(
     ignore_frozen: bool,
 ) -> LoadReport:
     """See `Store.load`."""
+    number = opened.number(step)
     opened.ranks.begin("load")
-    place = locate(opened, opened.number(step), opened.tiers)
+    place = locate(opened, number, opened.tiers)
     report = load_from(opened, place, state, options, prefix, ignore_frozen)
     opened.ranks.warn()
     return report

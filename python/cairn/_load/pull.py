@@ -67,8 +67,9 @@ def pull(
 ) -> PullReport:
     """See `Store.pull`."""
     since, prefix, ranks = step_number(since), clean_prefix(prefix), opened.ranks
+    number = opened.number(step)
     ranks.begin("pull")
-    native, number = _both(opened, since, opened.number(step))
+    native, number = _both(opened, since, number)
 
     options = LoadOptions(
         strict, allow_pickle, pattern_list(keys), None, False, strip_wrappers=strip_wrappers

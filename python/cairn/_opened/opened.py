@@ -124,8 +124,9 @@ class Opened:
         return native.contents(number, patterns)
 
     def begin_change(self) -> None:
-        """Before a step is made: waits for the last save, and lets the policy of the store keep
-        what waits for its copy to a mirror."""
+        """Before a step is made: raises what checks of maps have found, waits for the last save,
+        and lets the policy of the store keep what waits for its copy to a mirror."""
+        self.map_checks.raise_found()
         self.wait_for_last_save()
         if self.ranks.rank == 0:
             self.native.keep_steps(sorted(self.pinned()))

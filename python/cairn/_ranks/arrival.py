@@ -7,6 +7,7 @@ deadlines.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -22,7 +23,29 @@ _VERDICT_SECONDS = 5.0
 """How much longer than rank 0 the others wait, so that they learn whom it missed."""
 
 
-def await_all_ranks(group: ProcessGroup, timeout: float) -> None:
+class Notes:
+    """What the first rank that leaves the others tells them, in the store of the process group:
+    connections that close state no cause."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def leave(self, rank: int, why: str) -> None:
+        if self.find(0.1) is None:
+            with suppress(RuntimeError):  # torch's errors of stores are derived from it
+                self._store.set("left", f"rank {rank} has left: {why}")
+
+    def find(self, seconds: float = 2.0) -> str | None:
+        """What a rank has stated, or states within this time. A rank that has died never does."""
+        from datetime import timedelta
+
+        with suppress(RuntimeError):
+            self._store.wait(["left"], timedelta(seconds=seconds))
+            return self._store.get("left").decode()
+        return None
+
+
+def await_all_ranks(group: ProcessGroup, timeout: float) -> Notes | None:
     """Returns when all ranks of the group have called it. Collective.
 
     Raises Unavailable on all ranks, late ones included, if a rank does not call it within `timeout`
@@ -35,7 +58,7 @@ def await_all_ranks(group: ProcessGroup, timeout: float) -> None:
 
     store_of = getattr(distributed_c10d, "_get_process_group_store", None)
     if store_of is None:  # a version of torch without it: the collectives of the group wait
-        return
+        return None
     import json
 
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
@@ -62,6 +85,7 @@ def await_all_ranks(group: ProcessGroup, timeout: float) -> None:
             f"{named_ranks(missing)} did not open the store within {timeout:g} s: see whether it "
             "has ended, or open the store with a larger timeout="
         )
+    return Notes(store)
 
 
 def _missing_ranks(store: Any, ranks: range, timeout: float) -> list[int]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cairn import _cairn, errors
-from cairn._ranks.arrival import await_all_ranks
+from cairn._ranks.arrival import Notes, await_all_ranks
 from cairn.errors import Error, Invalid, Unavailable
 
 if TYPE_CHECKING:
@@ -42,9 +42,11 @@ class Ranks:
         timeout: float,
         nccl_objection: str | None = None,
         bound_device: int | None = None,
+        notes: Notes | None = None,
     ) -> None:
         """``nccl_objection``: why NCCL must not be used unless the environment requires it.
-        ``bound_device``: the device of the process group."""
+        ``bound_device``: the device of the process group. ``notes``: where a rank that leaves
+        states why."""
         self.communicator = communicator
         """None for a single process."""
         self._numbers = numbers
@@ -56,7 +58,7 @@ class Ranks:
         """Seconds that ranks wait for each other."""
         self.arrival = timeout
         """Seconds that ranks wait for the others to begin the same call."""
-        self._call, self._is_first_exchange = "", False
+        self._notes = notes
         self._nccl_objection = nccl_objection
         self._bound_device = bound_device
         self._warning: str | None = None
@@ -95,10 +97,19 @@ class Ranks:
         return [{local_rank: 0, 0: local_rank}.get(rank, rank) for rank in global_ranks]
 
     def begin(self, call: str) -> None:
-        """States that this rank begins a call that all ranks make. Its first exchange takes at most
-        `arrival` seconds, and raises Unavailable with the ranks that have not come, or Invalid if
-        ranks make different calls."""
-        self._call, self._is_first_exchange = call, True
+        """Returns when all ranks have begun the same call, before any of them works. Collective.
+
+        Raises Unavailable if some do not begin one within `arrival` seconds, with their numbers on
+        all ranks, also on these when they come; and Invalid if the ranks begin different calls.
+        """
+        if self.communicator is not None:
+            self._or_leave(lambda: self._meet(call))
+
+    def _meet(self, call: str) -> None:
+        calls = self._send(lambda: self.communicator.arrive(call, self.arrival), call)
+        if len(set(calls)) > 1:
+            named = ", ".join(f"rank {rank} {one}" for rank, one in enumerate(calls))
+            raise self._agreed(Invalid(f"the ranks make different calls: {named}"))
 
     def exchange(self, work: Callable[[], bytes]) -> list[bytes]:
         """Returns what ``work()`` returns on each rank, in the order of ranks. Collective.
@@ -109,11 +120,13 @@ class Ranks:
         """
         if self.communicator is None:
             return [work()]
+        return self._or_leave(lambda: self._exchange(work))
+
+    def _or_leave(self, call: Callable[[], T]) -> T:
         try:
-            return self._exchange(work)
+            return call()
         except BaseException as error:
-            if not self.has_agreed_on(error):
-                self.communicator.leave()
+            self.leave(error)
             raise
 
     def exchange_values(self, work: Callable[[], Any]) -> list[Any]:
@@ -152,10 +165,20 @@ class Ranks:
         # Recorded in the error: a stored error would keep alive all that its frames refer to.
         return getattr(error, "_agreed_by", None) is self
 
-    def leave(self) -> None:
-        """Closes the connections. Ranks that wait for this rank fail immediately."""
-        if self.communicator is not None:
-            self.communicator.leave()
+    def _agreed(self, error: Error) -> Error:
+        error._agreed_by = self
+        return error
+
+    def leave(self, error: BaseException) -> None:
+        """Closes the connections, unless all ranks have agreed on the error. Ranks that wait for
+        this rank fail immediately, and so does what this rank calls later, with the error."""
+        if self.communicator is None or self.has_agreed_on(error):
+            return
+        text, name = str(error), type(error).__name__
+        why = text if isinstance(error, Error) else f"{name}: {text}" if text else name
+        if self._notes is not None:
+            self._notes.leave(self.rank, why)
+        self.communicator.leave(why)
 
     def over_nccl(self, devices: Iterable[int], have_devices: bool, wanted: Any = None) -> bool:
         """Whether the tensors of a call, which are on ``devices`` on this rank, are sent over NCCL.
@@ -258,42 +281,44 @@ class Ranks:
 
     def _exchange(self, work: Callable[[], bytes]) -> list[bytes]:
         failure: Exception | None = None
-        call = self._call.encode() + b"\0"
         try:
-            message = call + _OK + work()
+            message = _OK + work()
         except Exception as error:
             failure = error
-            message = call + _FAILED + _encode(error)
-        is_first, self._is_first_exchange = self._is_first_exchange, False
+            message = _FAILED + _encode(error)
         try:
-            reports = self.communicator.all_gather(message, self.arrival if is_first else None)
+            reports = self._send(lambda: self.communicator.all_gather(message))
         except Error as broken:
             if failure is not None:
                 raise failure from broken
-            if is_first:
-                raise self._described_absence(broken) from broken
             raise
-        calls, reports = zip(*(report.split(b"\0", 1) for report in reports))
-        if len(set(calls)) > 1:
-            named = ", ".join(f"rank {rank} {one.decode()}" for rank, one in enumerate(calls))
-            failure = Invalid(f"the ranks make different calls: {named}")
-        elif failure is None:
+        if failure is None:
             failed = (rank for rank, report in enumerate(reports) if report[:1] == _FAILED)
             first = next(failed, None)
             failure = None if first is None else _decode(first, reports[first][1:])
         if failure is not None:
-            failure._agreed_by = self
-            raise failure
+            raise self._agreed(failure)
         return [report[1:] for report in reports]
 
-    def _described_absence(self, error: Error) -> Error:
-        absent = re.search(r"\((ranks? [^()]*) not made this call\)", str(error))
-        if absent is None:
-            return error
-        return Unavailable(
-            f"{absent[1]} not called {self._call}, which rank {self.rank} has called: all ranks "
-            f"make the same calls in the same order ({error})"
-        )
+    def _send(self, transfer: Callable[[], list[T]], call: str = "") -> list[T]:
+        """What `transfer()` returns. If it fails, the error names the ranks that have not begun
+        `call`, or what the rank has stated that left first."""
+        try:
+            return transfer()
+        except Unavailable as error:
+            absent = re.search(r" \((ranks? [^()]*) not made this call\)", str(error))
+            if absent is None:
+                cause = None if self._notes is None else self._notes.find()
+                if cause is None:
+                    raise
+                raise Unavailable(f"{cause} ({error})") from error
+            if not call:
+                raise
+            raise Unavailable(
+                f"{absent[1]} not called {call} within {self.arrival:g} s of rank {self.rank}: all "
+                "ranks make the same calls in the same order, and arrival= of cairn.open gives "
+                "them more time"
+            ) from error
 
     def run_together(self, work: Callable[[], T]) -> T:
         """Returns the result of ``work()`` after it has succeeded on every rank. Collective.
@@ -370,12 +395,12 @@ def ranks_of(group: ProcessGroup, timeout: float) -> Ranks:
     device = _default_device(group)
     if world_size == 1:
         return Ranks(None, numbers, device, timeout)
-    await_all_ranks(group, timeout)
+    notes = await_all_ranks(group, timeout)
     communicator = connect(group, timeout)
     from cairn._ranks import nccl
 
     objection, bound = nccl.objection_of_group(group), nccl.bound_device(group)
-    return Ranks(communicator, numbers, device, timeout, objection, bound)
+    return Ranks(communicator, numbers, device, timeout, objection, bound, notes)
 
 
 def choose_ranks(process_group: ProcessGroup | Ranks | None, alone: bool, timeout: float) -> Ranks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -77,10 +78,10 @@ def _begin(
     options: SaveOptions,
     copies: HostCopies | None,
 ) -> PreparedSave:
-    opened.map_checks.raise_found()
-    opened.begin_change()
     opened.ranks.begin(call)
-    prepared = prepare_save(opened.native, opened.ranks, step, state, options, copies)
+    prepared = prepare_save(
+        opened.native, opened.ranks, step, state, options, copies, opened.begin_change
+    )
     continue_from_loaded(opened.native, prepared.step)
     return prepared
 
@@ -103,8 +104,9 @@ def prepare_save(
     state: Any,
     options: SaveOptions,
     copies: HostCopies | None,
+    first: Callable[[], None] = lambda: None,
 ) -> PreparedSave:
-    """Prepares a save of `state` as `step`. Collective.
+    """Prepares a save of `state` as `step`, after `first()`. Collective.
 
     Args:
         native: None: the store is not open yet, and the step is not looked for.
@@ -118,6 +120,7 @@ def prepare_save(
     buffers: set[str] = set()
 
     def prepare() -> tuple[dict[str, Any], FlatState]:
+        first()
         if differing not in (None, "refuse", "warn", "ignore"):
             raise Invalid(f"differing={differing!r}: give 'refuse', 'warn' or 'ignore'")
         annotations.update(options.annotations())

@@ -157,6 +157,7 @@ class Writer:
         for name in _NO_MEANING:
             arguments.pop(name, None)
         try:
+            self._ranks.begin("writer")
             annotations, replies = self._ranks.run_and_exchange(prepare)
             if any(one != replies[0] for one in replies):
                 raise Invalid(

@@ -104,9 +104,9 @@ class Resume:
         """Loads `step` or the latest one, and returns its number; None if there is no step."""
         self._options.check()
         self._is_latest = step is None
-        self._ranks.begin("resume")
         own_tiers = self._open_tiers()
         try:
+            self._ranks.begin("resume")
             for number in self._candidates(step):
                 if self._load_copies(number):
                     return ResumedStep(number, self.skipped)

@@ -148,9 +148,7 @@ def test_a_rank_without_tensors_on_devices_connects_its_own(monkeypatch):
         pytest.param([2, 3], 1, None, 0, 2, id="several, none likely"),
     ],
 )
-def test_the_device_that_a_rank_connects(
-    monkeypatch, devices, bound, wanted, current, connected
-):
+def test_the_device_that_a_rank_connects(monkeypatch, devices, bound, wanted, current, connected):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
     assert nccl.device_for(devices, bound, wanted) == connected
 
@@ -220,7 +218,10 @@ def test_a_peer_that_dies_while_nccl_connects_is_unavailable():
         if rank == 1:
             ranks = state_dict_collectives.ranks_of(dist.group.WORLD, TIMEOUT)
             state_dict_collectives._ranks_of_group[dist.group.WORLD] = ranks
-            ranks._connect_nccl = lambda device: (ranks.leave(), ranks.exchange(lambda: b""))
+            ranks._connect_nccl = lambda device: (
+                ranks.leave(RuntimeError("left")),
+                ranks.exchange(lambda: b""),
+            )
         with pytest.raises(cairn.Unavailable if rank == 0 else cairn.Error):
             state_dict.gather_state_dict(state)
 

@@ -40,7 +40,7 @@ def with_connections(body):
             group = dist.group.WORLD
             ranks = state_dict_collectives._ranks_of_group.pop(group, None)
             if ranks is not None:
-                ranks.leave()
+                ranks.leave(RuntimeError("the test has ended"))
 
     return run
 
