@@ -114,8 +114,9 @@ def check_state(
             found = samples(flat, adapter.buffers())
             own_samples = [one for one in found if one[0] not in unusable]
         written: int | None = None
-        if steps := opened.native.steps():
-            contents = opened.native.contents(steps[-1], patterns)
+        latest = opened.native.latest()
+        if latest is not None:
+            contents = opened.native.contents(latest, patterns)
             streams = current_streams(flat.batch.devices())
             own = opened.native.check(contents, flat.batch, streams)
             new = {*own[2], *own[1], *(fqn for fqn, text in own[0].items() if "shape" in text)}

@@ -159,6 +159,7 @@ def test_the_latest_step_is_on_the_line_of_the_latest_save(path):
         assert store.wait(after=50, timeout=0) == 40  # to a server with the former line
         assert store.wait(after=40, timeout=0) is None
         assert store.wait(after=60, timeout=0) is None
+        assert store.check_state(make_state(41)).next_bytes == 0
         saver.step(45, make_state(45))
     with cairn.open(path) as reader:
         assert reader.latest() == 45

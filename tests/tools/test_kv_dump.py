@@ -220,6 +220,16 @@ def test_segments_count_the_steps_that_use_them(dump, two_steps):
     assert (two_steps / "segments" / first["segment"]).stat().st_size == first["file_bytes"]
 
 
+def test_segments_count_the_bytes_of_the_latest_step_and_not_of_the_highest(dump, tmp_path):
+    with cairn.open(tmp_path / "store", mode="a") as store:
+        for step, count in ((10, 10), (20, 20)):
+            store.save(step, {"w": torch.ones(count)})
+        store.read(step=10)
+        store.save(15, {"w": torch.ones(15)})
+    segments = dump("segments", tmp_path / "store", "--json").json()["segments"]
+    assert sum(one["used_by_latest_bytes"] for one in segments) == 15 * 4
+
+
 def test_show_statistics_match_torch(dump, two_steps):
     for name, tensor in small_model().items():
         shown = dump("show", f"{two_steps}@100", name, "--json").json()

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <tuple>
 #include <unordered_set>
 #include <utility>
@@ -28,14 +29,13 @@ struct SegmentUse {
 
 Result<std::map<uint64_t, SegmentUse>> CountUse(const kv::Snapshot& snapshot) {
   CAIRN_TRY_ASSIGN(const std::vector<kv::Usage> usage, snapshot.SegmentUsage());
-  CAIRN_TRY_ASSIGN(const std::vector<kv::StepInfo> steps, snapshot.Steps());
+  if (usage.empty()) return std::map<uint64_t, SegmentUse>();
+  CAIRN_TRY_ASSIGN(const kv::StepInfo latest, snapshot.FindStep(std::nullopt));
   std::map<uint64_t, SegmentUse> uses;
   for (const kv::Usage& entry : usage) {
     SegmentUse& use = uses[entry.segment_id];
     use.steps += 1;
-    if (!steps.empty() && entry.generation == steps.back().generation) {
-      use.latest_bytes += entry.live_bytes;
-    }
+    if (entry.generation == latest.generation) use.latest_bytes += entry.live_bytes;
   }
   return uses;
 }

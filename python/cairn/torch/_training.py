@@ -88,9 +88,9 @@ def resume(
     options = ResumeOptions(strict, "raise", (), parts, number, True, takes_base=function)
     resuming = Resume(store, state, options)
     found = resuming.run(store.opened.number(step))
-    resuming.warn()
     for key in () if found is None else more or ():
         more[key] = state[key]
+    resuming.warn()  # last, because a filter may turn a warning into an exception
     return Start(found)
 
 
