@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from cairn._base.addresses import is_directory
 from cairn._base.devices import current_streams
 from cairn._base.patterns import Patterns, all_patterns, clean_prefix, pattern_list
-from cairn._load.contents import check_match
-from cairn._load.in_place import locate
+from cairn._load.in_place import locate, read_source
 from cairn._load.key_errors import missing_keys
+from cairn._load.load import LoadOptions
 from cairn._opened.opened import Opened
 from cairn._save.differing import differences, elements_at, samples
 from cairn._save.flatten import flatten
@@ -32,6 +32,7 @@ def check(
     prefix: str,
     ignore_frozen: bool,
     allow_pickle: bool,
+    strip_wrappers: bool,
 ) -> CheckReport:
     """See `Store.check`."""
     from cairn.reports import CheckReport
@@ -39,33 +40,34 @@ def check(
     start = time.perf_counter()
     prefix, ranks = clean_prefix(prefix), opened.ranks
     number = opened.number(step)
+    options = LoadOptions(
+        True, allow_pickle, pattern_list(keys), None, False, strip_wrappers=strip_wrappers
+    )
     ranks.begin("check")
-    native, number = locate(opened, number, opened.tiers)
+    place = locate(opened, number, opened.tiers)
 
     def check_own() -> tuple[Any, Any]:
         adapter = StatefulAdapter(state, prefix, ignore_frozen)
-        patterns = all_patterns(pattern_list(keys), prefix, adapter.frozen)
-        contents = native.contents(number, patterns)
-        if pattern_list(keys) or prefix:
-            check_match(patterns, native, contents)
-        refused = Refusals()
+        contents, selecting, _ = read_source(adapter, place, options, prefix)
+        plan = selecting.plan(contents, adapter.state)
+        fqns, refused = contents.fqns(), Refusals()
         flat = flatten(
-            adapter.state,
+            {fqns[leaf]: plan.node(node)[0] for node, leaf in plan.matches()},
             allow_pickle,
             ranks,
-            patterns,
+            [],
             devices=True,
             parts=True,
             refusals=refused,
         )
+        flat.batch.take_keys_as_fqns()
         streams = current_streams(flat.batch.devices())
-        own = native.check(contents, flat.batch, streams)
-        different, not_comparable, missing, unexpected, *_ = own
+        different, not_comparable, _, _, *counts = place[0].check(contents, flat.batch, streams)
         for fqn, text in _by_fqn(refused).items():
-            if fqn not in missing:
-                different.pop(fqn, None)
-                not_comparable[fqn] = text
-        return contents, (own, len(unexpected) < len(contents))
+            different.pop(fqn, None)
+            not_comparable[fqn] = text
+        own = different, not_comparable, plan.missing(), plan.unexpected(), *counts
+        return contents, (own, len(flat.batch) > 0)
 
     contents, replies = ranks.run_and_exchange(check_own)
     found = [own for own, _ in replies]

@@ -309,17 +309,19 @@ class Store(Closing):
         """Fills ``state`` in place from ``step`` (by default the latest), leaf by leaf by FQN.
 
         Tensors and arrays keep their memory, strides and device; dtype and shape must match the
-        step. In a DTensor or ShardedTensor, this rank's part is filled, whatever mesh saved the
-        step. Meta tensors and meta DTensors are replaced in their container by new tensors with
-        memory: Parameters remain Parameters, tied ones remain tied, and
+        step, except in objects. In a DTensor or ShardedTensor, this rank's part is filled, whatever
+        mesh saved the step. Meta tensors and meta DTensors are replaced in their container by new
+        tensors with memory: Parameters remain Parameters, tied ones remain tied, and
         ``model.load_state_dict(state, assign=True)`` puts them into the model. Plain values are
         replaced in their containers, and tuples that contain them are rebuilt. All of this is
         checked on all ranks before anything changes.
 
         Objects with ``load_state_dict`` receive what the step contains, such as an optimizer that
-        has not made a step; modules receive their keys, on the meta device with ``assign=True``
-        (docs/torch.md). ``optimizer.state_dict()`` is partly a copy: pass the optimizer itself, or
-        pass the filled state to ``optimizer.load_state_dict``.
+        has not made a step, and their tensors of other dtypes or shapes are replaced; modules
+        receive their keys, on the meta device with ``assign=True``. docs/torch.md states which
+        parts of objects ranks receive, and which optimizers are refused.
+        ``optimizer.state_dict()`` is partly a copy: pass the optimizer itself, or pass the filled
+        state to ``optimizer.load_state_dict``.
 
         Args:
             strict: ``False`` allows keys that only one side has; the report names them. In a
@@ -339,7 +341,8 @@ class Store(Closing):
                 if all ranks have NCCL (see :attr:`transport`). All ranks, or all ranks of a
                 pipeline stage, must have the same sharded tensors.
             skip_damaged: leaves of damaged tensors are unchanged, and ``report.skipped`` has their
-                errors. Every rank first reads all keys, to find them (:meth:`damaged_keys`).
+                errors. Of an object, what it lacks is left out with the complete part that is
+                damaged. Every rank first reads all keys, to find them (:meth:`damaged_keys`).
             rename: how keys of the step become keys of the state, as for :meth:`read`; equal on all
                 ranks. Reports, errors and ``keys`` use the new names.
             cast: casts floating-point tensors to the dtypes of the state while they are read.
@@ -686,6 +689,7 @@ class Store(Closing):
         prefix: str = "",
         ignore_frozen: bool = False,
         allow_pickle: bool = False,
+        strip_wrappers: bool = False,
         progress: Progress | None = None,
     ) -> CheckReport:
         """Compares a ``state`` in memory with ``step`` (by default the latest) and changes neither:
@@ -707,7 +711,9 @@ class Store(Closing):
         """
         from cairn._check import check
 
-        return check(self.opened, state, step, keys, prefix, ignore_frozen, allow_pickle)
+        return check(
+            self.opened, state, step, keys, prefix, ignore_frozen, allow_pickle, strip_wrappers
+        )
 
     @watched("checking")
     def check_state(

@@ -77,8 +77,8 @@ class LoadPlan {
   /// the order of its leaves.
   nb::tuple Missing() const;
   nb::tuple Unexpected() const;
-  /// Returns how many leaves both have.
-  size_t match_count() const { return matches_.size(); }
+  /// Returns (node, leaf) of the leaves that both have.
+  const std::vector<std::pair<uint32_t, uint32_t>>& matches() const { return matches_; }
 
   /// Requests all leaves that are read into row-major torch tensors of the same dtype and shape in
   /// memory that core can access. Returns (node, leaf) of the other leaves that both sides have,

@@ -179,7 +179,7 @@ void BindLoading(nb::module_& m) {
            nb::arg("patterns"), nb::arg("skipped") = nb::list(), nb::arg("strip_wrappers") = false)
       .def("missing", &LoadPlan::Missing)
       .def("unexpected", &LoadPlan::Unexpected)
-      .def_prop_ro("match_count", &LoadPlan::match_count)
+      .def("matches", &LoadPlan::matches)
       .def("tied", &LoadPlan::Tied)
       .def("doubles", &LoadPlan::Doubles)
       .def("subclasses", &LoadPlan::Subclasses)

@@ -121,3 +121,23 @@ def test_a_load_of_nothing_is_an_error(store):
     # A part that only one side has is what the option is for.
     store.load({"model": model, "other": new_model()}, strict=False)
     store.load({}, strict=False)
+
+
+def test_a_model_that_was_loaded_without_names_of_wrappers_is_checked_in_this_way(store):
+    store.save(1, {"model": wrapped("module", seed=1), "n": 1})
+    target = wrapped("_orig_mod")
+    store.load({"model": target}, keys="model", strip_wrappers=True)
+    with pytest.raises(cairn.NotFound, match="strip_wrappers=True"):
+        store.check({"model": target}, keys="model")
+    report = store.check({"model": target}, keys="model", strip_wrappers=True)
+    assert report.equal and report.compared_bytes == 4 * (12 + 4 + 8 + 2)
+    with torch.no_grad():
+        target._orig_mod[0].weight[0, 0] += 1
+    report = store.check({"model": target, "x": 1}, strip_wrappers=True)
+    assert list(report.different) == ["model.module.0.weight"]
+    assert (report.missing, report.unexpected) == (("x",), ("n",))
+    # Also of a single module, and of a part.
+    assert store.check(target, prefix="model", keys="1", strip_wrappers=True).equal
+    for call in (store.load, store.check):
+        with pytest.raises(cairn.NotFound, match="no key that matches"):
+            call({"model": target}, keys="modle", strip_wrappers=True)

@@ -123,35 +123,24 @@ def run_load(
     strict.
     """
     ranks = opened.ranks
-    missing: Sequence[str] = ()
 
-    def plan_local() -> tuple[tuple[StatefulAdapter, Source, Load | None], Any]:
-        nonlocal missing
+    def plan_local() -> tuple[tuple[StatefulAdapter, Source, ObjectStates | Load], Any]:
         adapter = StatefulAdapter(state, prefix, ignore_frozen)
         source = read(adapter)
         if takes_contents(adapter):
-            found = source.options.plan(source.contents, adapter.state, source.skipped)
-            missing = found.missing()
-            return (adapter, source, None), (found.unexpected(), False, True)
+            states = ObjectStates(adapter, *source)
+            return (adapter, source, states), (states.lacking, False, True)
         load = plan(adapter.state, source)
         return (adapter, source, load), (*_described(load), False)
 
     (adapter, source, load), replies = ranks.run_and_exchange(plan_local)
     if any(reply[-1] for reply in replies):
-        unexpected = set(replies[0][0]).intersection(*(reply[0] for reply in replies))
 
         def plan_objects() -> tuple[Load, Any]:
             made = load
-            if made is None:
-                states = ObjectStates(
-                    source.contents,
-                    missing,
-                    unexpected,
-                    source.skipped,
-                    source.options.strip_wrappers,
-                )
-                states.apply(adapter)
-                if is_update and states.has_new_memory:
+            if isinstance(made, ObjectStates):
+                made.apply([reply[0] for reply in replies])
+                if is_update and made.new_tensors.has_memory:
                     raise Invalid(
                         "an object of the state lacks arrays, or tensors in device memory, which "
                         "an update cannot compare with the earlier step: load the step first"
@@ -160,7 +149,7 @@ def run_load(
             return made, (*_described(made), False)
 
         load, replies = ranks.run_and_exchange(plan_objects)
-    assert load is not None
+    assert isinstance(load, Load)
     _check_match(replies, load.info.step)
     if ranks.world_size > 1:
         unexpected_on_all = set(load.unexpected).intersection(*(reply[0] for reply in replies))
@@ -210,6 +199,10 @@ def read_source(
         contents = _convert(adapter.state, contents, options)
     if has_patterns:
         check_match(options.selected, native, contents)
+        if options.strip_wrappers and not options.plan(contents, {}).unexpected():
+            from cairn._load.key_errors import no_match
+
+            raise no_match(options.patterns, contents)
     skipped = damaged_keys(native, contents) if options.skip_damaged else {}
     return Source(contents, options, skipped)
 

@@ -122,7 +122,7 @@ class Load:
         self.by_nccl = False
         plan = options.plan(contents, state, self._skipped)
         self._missing, self.unexpected = plan.missing(), plan.unexpected()
-        self.match_count = plan.match_count
+        self.match_count = len(plan.matches())
         self.unmatched: NotFound | None = None
         if self._missing:
             from cairn._load import key_errors

@@ -5,92 +5,94 @@ is not a module is replaced, before the load is planned, by one with the structu
 tensor that the object has, and that fits, is filled in place. In place of the others are meta
 tensors, which the load replaces as usual. Modules keep their keys, as in torch; what is not a
 tensor (``_extra_state``, lists of metrics) and uninitialized parameters are those of the step.
+
+The dict of an object may lack a key because the object is new, or because the key belongs to other
+ranks, such as another stage of a pipeline. `_is_common` states the rule. What a step has of a
+parameter of an optimizer belongs to the ranks that have the parameter.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from cairn import _cairn
 from cairn._base import dtypes
-from cairn._base.tree import NUMPY_ARRAY, NUMPY_SCALAR
-from cairn._ranks.sharded import is_dtensor, is_sharded
-from cairn._tensors.contents import TensorLeaf, ValueLeaf, leaf_at
+from cairn._load.load import LoadOptions
+from cairn._load.new_tensors import NewTensors
+from cairn._load.optimizer_states import Entry, check_groups, entries_of, has_groups
+from cairn._load.step_tree import ABSENT, StepTree, Subclass
+from cairn._ranks.sharded import is_sharded
+from cairn._tensors.contents import TensorLeaf, ValueLeaf
 from cairn._tensors.sources import is_tensor_like, is_torch_tensor
 from cairn._tensors.stateful import EXTRA_STATE, StatefulAdapter, is_module, name_of
-from cairn._tensors.subclasses import Rebuilder
-from cairn._tensors.targets import new_array
-from cairn.errors import Invalid
-
-_ABSENT = object()
+from cairn._tensors.subclasses import Rebuilder, is_subclass
+from cairn.errors import Corrupt, Invalid
 
 
 class ObjectStates:
     """Gives the objects of an adapter the structure of a step.
 
-    Args:
-        missing: FQNs of the leaves of the state that are selected and that the step lacks.
-        addable: FQNs of the leaves of the step that this rank may add: no rank has them.
-        skipped: FQNs of leaves that are not loaded.
-        strip_wrappers: whether names match without those of wrappers.
+    Attributes:
+        lacking: FQNs of the leaves of the step that this rank does not have, except what its
+            optimizers receive in any case.
+        new_tensors: those in place of tensors that objects lack.
     """
 
     def __init__(
         self,
+        adapter: StatefulAdapter,
         contents: _cairn.Contents,
-        missing: Collection[str],
-        addable: Collection[str],
-        skipped: Collection[str],
-        strip_wrappers: bool,
+        options: LoadOptions,
+        skipped: dict[str, Corrupt],
     ) -> None:
-        self._contents = contents
-        self._missing, self._addable = set(missing), set(addable)
-        self._skipped = skipped
-        self._bare: Callable[[str], str] = _cairn.without_wrappers if strip_wrappers else str
-        self.has_new_memory = False
-        """Whether a new tensor is not a meta tensor: its memory has no contents yet."""
-        self._made: dict[tuple, Any] = {}
-        """New tensors by place in the step, so that tied ones remain tied."""
-        self._texts: dict[int, dict[str, Any]] = {}
-        """Keys by text of the dicts of the step, by id."""
+        """`skipped`: the damaged leaves, to which `apply` adds those that it leaves out with
+        them."""
+        self._adapter, self._contents, self._skipped = adapter, contents, skipped
+        self._strict = options.strict
+        plan = options.plan(contents, adapter.state, skipped)
+        self._missing, self._lacked = set(plan.missing()), set(plan.unexpected())
+        fqns = contents.fqns()
+        selected = self._lacked.union((fqns[leaf] for _, leaf in plan.matches()), skipped)
+        self._tree = StepTree(contents, selected, options.strip_wrappers)
+        self.new_tensors = NewTensors()
+        self._entries: dict[str, Entry] = {}
+        """What the step has of the parameters of this rank's optimizers, by FQN."""
+        self._own = self._find_own()
+        self.lacking = sorted(self._lacked - self._own)
 
-    def apply(self, adapter: StatefulAdapter) -> None:
-        """Replaces the state dicts of the objects. Nothing that the caller has is changed."""
-        names = {
-            self._bare(name)
-            for value, state, fqn in adapter.objects()
-            for name in (_own_names(state, fqn) if is_module(value) else [fqn])
-        }
-        above = tuple(f"{name}." if name else "" for name in names)
-        leaves: list[Any] = [0] * len(self._contents)
-        for i, fqn in enumerate(self._contents.fqns()):
-            name = self._bare(fqn)
-            if name.startswith(above) or name in names:
-                leaf = leaf_at(self._contents, i)
-                leaves[i] = leaf.stored if isinstance(leaf, ValueLeaf) else leaf
-        self._tree = self._contents.build(leaves, self._rebuilt)
-        adapter.replace_states(self._of_object)
+    def apply(self, lacking_by_rank: list[list[str]]) -> None:
+        """Replaces the state dicts of the objects. Nothing that the caller has is changed. Raises
+        Invalid for what cannot be loaded."""
+        first, *others = lacking_by_rank
+        self._lacking = {frozenset(first), *(frozenset(one) for one in others if one != first)}
+        self._adapter.replace_states(self._of_object)
 
-    def _rebuilt(self, items: dict[str, Any], fqn: str) -> Any:
-        if not any(isinstance(item, TensorLeaf) for item in items.values()):
-            return items  # of no object
-        inner = {
-            name: self._tensor(item, None) if isinstance(item, TensorLeaf) else item
-            for name, item in items.items()
-        }
-        return Rebuilder(self._contents.step, is_part=True)(inner, fqn)
+    def _find_own(self) -> set[str]:
+        """The FQNs of the groups and of the entries of this rank's optimizers. Sets `_entries`."""
+        own: set[str] = set()
+        for value, state, fqn in self._adapter.objects():
+            new = self._tree.find(fqn)
+            if is_module(value) or not has_groups(state) or not isinstance(new, dict):
+                continue
+            own.update(self._tree.leaves(new.get("param_groups", ())))
+            for key, entry in entries_of(value, state, new, self._stored).items():
+                own.update(self._tree.leaves(new["state"][key]))
+                self._entries[_join(fqn, f"state.{name_of(key)}")] = entry
+        return own
 
     def _of_object(self, value: Any, state: Any, fqn: str) -> Any:
         if is_module(value):
             return self._of_module(state, fqn)
-        new = self._find(self._tree, fqn)
-        if new is _ABSENT:
+        new = self._tree.find(fqn)
+        if new is ABSENT:
             return state
-        if isinstance(new, dict) and isinstance(new.get("param_groups"), list):
-            new = self._with_parameters(new, getattr(value, "param_groups", ()))
-        return self._merged(new, state, fqn, None)
+        if has_groups(state) and has_groups(new):
+            name = _join(fqn, "param_groups")
+            groups = self._merged(new["param_groups"], state["param_groups"], name)
+            check_groups(value, groups, fqn, self._contents.step)
+        return self._merged(new, state, fqn)
 
     def _of_module(self, state: Any, fqn: str) -> Any:
         made = copy.copy(state)  # with the _metadata of an OrderedDict
@@ -98,110 +100,162 @@ class ObjectStates:
         for key, value in state.items():
             name = _join(fqn, name_of(key))
             if name in names:
-                new = self._find(self._tree, _join(fqn, self._name_of(key)))
-                made[key] = value if new is _ABSENT else self._merged(new, value, name, None)
+                new = self._tree.find(name)
+                made[key] = value if new is ABSENT else self._merged(new, value, name)
+                if made[key] is ABSENT:
+                    raise Invalid(
+                        f"'{name}' is damaged in step {self._contents.step}, and the module has "
+                        f"something else there: use Store.load with keys='!{name}'",
+                        key=name,
+                        step=self._contents.step,
+                    )
         return made
 
-    def _with_parameters(self, new: dict[Any, Any], groups: Any) -> dict[Any, Any]:
-        """The state of an optimizer, in which the states of parameters are marked by them."""
-        saved = [one for group in new["param_groups"] for one in group.get("params", ())]
-        own = [parameter for group in groups for parameter in group["params"]]
-        by_name = {name_of(key): parameter for key, parameter in zip(saved, own)}
-        keys = {name_of(key): key for key in saved}
-        states = new.get("state")
-        if not isinstance(states, dict):
-            return new
-        # An imported step can have texts in place of the numbers.
-        marked = {
-            keys.get(name_of(key), key): _OfParameter(value, by_name.get(name_of(key)))
-            for key, value in states.items()
-        }
-        return {**new, "state": marked}
-
-    def _merged(self, new: Any, old: Any, fqn: str, like: Any) -> Any:
-        """`new` of the step, with what fits of `old`; `_ABSENT` if this rank may not add it."""
-        if isinstance(new, _OfParameter):
-            new, like = new.state, new.parameter
-        if isinstance(new, TensorLeaf):
-            is_new = new.fqn in self._addable or old is not _ABSENT
-            if not is_new or new.fqn in self._skipped or self._fits(new, old):
-                return old
-            return self._tensor(new, like)
+    def _merged(self, new: Any, old: Any, fqn: str, entry: Entry | None = None) -> Any:
+        """`new` of the step, with what fits of `old`. `ABSENT`: nothing, because this rank does not
+        receive it, or because it is damaged and `old` has another form."""
         if isinstance(new, dict):
-            return self._merged_dict(new, old, fqn, like)
+            if isinstance(old, (list, tuple)) and all(type(key) is int for key in new):
+                return self._merged_list(new, old, fqn, entry, is_part=True)
+            # Of a subclass, some of the inner tensors are selected.
+            return old if is_subclass(old) else self._merged_dict(new, old, fqn, entry)
         if type(new) in (list, tuple):
-            return self._merged_list(new, old, fqn, like)
+            made = self._merged_list(dict(enumerate(new)), old, fqn, entry, is_part=False)
+            return type(new)(made) if isinstance(made, list) else made
+        if self._is_left_out(self._tree.leaves(new)):
+            return self._kept(old, fqn)
+        if isinstance(new, Subclass):
+            made = self._subclass(new)
+            self._check_shape(fqn, tuple(made.shape), old, entry)
+            return old if type(old) is type(made) and old.shape == made.shape else made
         if isinstance(new, tuple):  # a torch.Size
-            return new
-        if is_torch_tensor(new):  # a subclass
-            is_same = type(old) is type(new) and old.shape == new.shape
-            return old if is_same else new
-        if isinstance(new, _cairn.LongValue):
-            # An update reads only those that have changed.
-            return None if old is _ABSENT or is_tensor_like(old) else old
-        return new if old is not _ABSENT or fqn in self._addable else _ABSENT
+            return type(new)(map(self._stored, new))
+        leaf = self._tree.leaf(new)
+        if isinstance(leaf, TensorLeaf):
+            self._check_shape(fqn, leaf.info.shape, old, entry)
+            like = None if entry is None else entry.parameter
+            return old if self._fits(leaf, old) else self.new_tensors.make(leaf, like)
+        if not isinstance(leaf.stored, _cairn.LongValue):
+            return leaf.stored
+        # An update reads only those that have changed.
+        is_value = not isinstance(old, (dict, list, tuple)) and not is_tensor_like(old)
+        return old if is_value and old is not ABSENT else None
 
-    def _merged_dict(self, new: dict[Any, Any], old: Any, fqn: str, like: Any) -> Any:
-        if isinstance(old, (list, tuple)) and all(type(key) is int for key in new):
-            return self._merged_part(new, old, fqn, like)
-        olds = {self._name_of(key): key for key in old} if isinstance(old, dict) else {}
+    def _check_shape(
+        self, fqn: str, shape: tuple[int, ...], old: Any, entry: Entry | None
+    ) -> None:
+        if entry is not None and self._strict:
+            entry.check_shape(fqn, self._contents.step, shape, old)
+
+    def _merged_dict(self, new: dict, old: Any, fqn: str, entry: Entry | None) -> Any:
+        names = self._tree.keys(new, fqn)
+        olds = self._tree.keys(old, fqn) if isinstance(old, dict) else {}
+        added = self._added(new, names, olds, fqn)
         made: dict[Any, Any] = {}
-        for key, value in new.items():
-            text = name_of(key)
-            key = olds.pop(self._name_of(key), key)
-            had = old[key] if isinstance(old, dict) and key in old else _ABSENT
-            one = self._merged(value, had, _join(fqn, text), like)
-            if one is not _ABSENT:
-                made[key] = one
-            elif old is _ABSENT:
-                return _ABSENT  # another rank has a part of it
-        for key in olds.values():
-            kept = self._kept(old[key], _join(fqn, name_of(key)))
-            if kept is not _ABSENT:
+        for name, key in names.items():
+            if name in olds or name in added:
+                had = old[olds[name]] if name in olds else ABSENT
+                below = _join(fqn, name_of(key))
+                found = self._entries.get(below)
+                one = self._merged(new[key], had, below, found or entry)
+                if one is not ABSENT:
+                    made[olds.get(name, found.key if found else key)] = one
+        for name, key in olds.items():
+            kept = ABSENT if name in names else self._kept(old[key], _join(fqn, name_of(key)))
+            if kept is not ABSENT:
                 made[key] = kept
-        return type(new)(made)
+        if made or not new or isinstance(old, dict):
+            return type(new)(made)
+        return self._kept(old, fqn)
 
-    def _merged_list(self, new: Any, old: Any, fqn: str, like: Any) -> Any:
-        olds = old if isinstance(old, (list, tuple)) else ()
-        pairs = ((value, olds[i] if i < len(olds) else _ABSENT) for i, value in enumerate(new))
-        made = [self._merged(*pair, _join(fqn, str(i)), like) for i, pair in enumerate(pairs)]
-        if old is _ABSENT and any(one is _ABSENT for one in made):
-            return _ABSENT
-        while made and made[-1] is _ABSENT:
-            made.pop()
-        if any(one is _ABSENT for one in made):  # the others would change their places
-            raise Invalid(
-                f"'{fqn}' has elements that are not loaded before others that are: load all of "
-                "them, or none",
-                key=fqn,
-                step=self._contents.step,
-            )
-        return type(new)(made)
+    def _merged_list(
+        self, new: dict[int, Any], old: Any, fqn: str, entry: Entry | None, is_part: bool
+    ) -> Any:
+        """`new`: the elements of a list or tuple, or a part of them, by position."""
+        made = list(old) if isinstance(old, (list, tuple)) else []
+        if not is_part:
+            del made[len(new) :]
+        more = [i for i in new if i >= len(made)]
+        if self._is_left_out([leaf for i in more for leaf in self._tree.leaves(new[i])]):
+            if not isinstance(old, (list, tuple)):
+                return self._kept(old, fqn)
+            new = {i: one for i, one in new.items() if i < len(made)}
+        for i, one in sorted(new.items()):
+            had = made[i] if i < len(made) else ABSENT
+            element = self._merged(one, had, _join(fqn, str(i)), entry)
+            if i <= len(made):
+                made[i : i + 1] = [{} if element is ABSENT else element]
+        return type(old)(made) if is_part else made
 
-    def _merged_part(self, new: dict[int, Any], old: Any, fqn: str, like: Any) -> Any:
-        """A list or tuple of which the step, or what is selected of it, has some elements."""
-        made = list(old)
-        for i, value in sorted(new.items()):
-            had = made[i] if i < len(made) else _ABSENT
-            one = self._merged(value, had, _join(fqn, str(i)), like)
-            if i < len(made):
-                made[i] = one
-            elif i == len(made) and one is not _ABSENT:
-                made.append(one)
-        return type(old)(made)
+    def _added(
+        self, new: dict, names: dict[str, Any], olds: Collection[str], fqn: str
+    ) -> Collection[str]:
+        """The names of the keys that this rank receives in addition to those of its object,
+        `olds`."""
+        lacked: dict[str, list[str]] = {}
+        for name in names.keys() - olds:
+            leaves = self._tree.leaves(new[names[name]])
+            has_none = not leaves or not self._lacked.isdisjoint(leaves)
+            # Otherwise it has them in another form, such as ``a.b``.
+            if has_none and not self._is_left_out(leaves):
+                lacked[name] = leaves
+        own = {name for name, leaves in lacked.items() if leaves and self._own.issuperset(leaves)}
+        if len(own) < len(lacked) and self._is_common(new, names, lacked.keys(), fqn):
+            return lacked
+        return own
+
+    def _is_common(
+        self, new: dict, names: dict[str, Any], lacked: Collection[str], fqn: str
+    ) -> bool:
+        """Whether a rank receives the keys that its dict lacks: all ranks that have anything of the
+        dict have the same keys of it. Otherwise each rank keeps its own keys, as stages do.
+
+        Raises Invalid if the load is strict and this rank has a part of what another one has.
+        """
+        if len(self._lacking) == 1:
+            return True
+        leaves = {name: set(self._tree.leaves(new[key])) for name, key in names.items()}
+        held = {
+            frozenset(name for name, of in leaves.items() if of - lacking - self._skipped.keys())
+            for lacking in self._lacking
+        } - {frozenset()}
+        if len(held) <= 1:
+            return True
+        mine = names.keys() - lacked
+        for other in held if self._strict else ():
+            if mine < other and (more := sorted(other & set(lacked))):
+                raise Invalid(
+                    f"'{fqn}' of this rank has only a part of the keys of another rank, without "
+                    f"'{more[0]}', so that it is unknown whether it is behind, or another stage "
+                    "of a pipeline: give the objects of stages separate names, or leave out what "
+                    "this rank lacks with strict=False",
+                    key=_join(fqn, more[0]),
+                    step=self._contents.step,
+                )
+        return False
+
+    def _is_left_out(self, leaves: list[str]) -> bool:
+        """Whether one of these leaves, which are a part that the object lacks or one tensor, is
+        damaged. Then none of them is loaded."""
+        damaged = next((fqn for fqn in leaves if fqn in self._skipped), None)
+        for fqn in leaves if damaged is not None else ():
+            text = f"'{fqn}' is left out with '{damaged}', which is damaged"
+            error = Corrupt(text, key=fqn, step=self._contents.step)
+            self._skipped.setdefault(fqn, error)
+        return damaged is not None
 
     def _kept(self, old: Any, fqn: str) -> Any:
         """What remains of a part that the step lacks, or that is not selected."""
         if isinstance(old, dict):
             items = ((key, self._kept(one, _join(fqn, name_of(key)))) for key, one in old.items())
-            kept = {key: one for key, one in items if one is not _ABSENT}
-            return kept or (_ABSENT if old else old)
+            kept = {key: one for key, one in items if one is not ABSENT}
+            return kept or (ABSENT if old else old)
         if isinstance(old, (list, tuple)):
             is_kept = any(
-                self._kept(one, _join(fqn, str(i))) is not _ABSENT for i, one in enumerate(old)
+                self._kept(one, _join(fqn, str(i))) is not ABSENT for i, one in enumerate(old)
             )
-            return old if is_kept else _ABSENT
-        return _ABSENT if fqn in self._missing else old
+            return old if is_kept else ABSENT
+        return ABSENT if fqn in self._missing else old
 
     def _fits(self, leaf: TensorLeaf, old: Any) -> bool:
         """Whether the load fills `old`, or refuses it: parts of tensors belong to a mesh."""
@@ -214,57 +268,19 @@ class ObjectStates:
         code = dtypes.code_of_torch if is_torch_tensor(old) else dtypes.code_of_numpy
         return (code(old.dtype), tuple(old.shape)) == (leaf.info.dtype, leaf.info.shape)
 
-    def _tensor(self, leaf: TensorLeaf, like: Any) -> Any:
-        """Where a tensor is read to: a meta tensor, or memory on the device of `like`."""
-        if leaf.kind == NUMPY_SCALAR:
-            return None
-        key = leaf.kind, leaf.info.place, id(like)
-        if key not in self._made:
-            self._made[key] = self._new(leaf, like)
-        return self._made[key]
+    def _subclass(self, new: Subclass) -> Any:
+        """A tensor subclass of new tensors."""
+        leaves = {name: self._tree.leaf(leaf) for name, leaf in new.items.items()}
+        inner = {
+            name: self.new_tensors.make(leaf) if isinstance(leaf, TensorLeaf) else leaf.value
+            for name, leaf in leaves.items()
+        }
+        return Rebuilder(self._contents.step, is_part=False)(inner, new.fqn)
 
-    def _new(self, leaf: TensorLeaf, like: Any) -> Any:
-        shape = leaf.info.shape
-        if leaf.kind == NUMPY_ARRAY:
-            self.has_new_memory = True
-            return new_array(leaf.info.dtype, shape)
-        torch = dtypes.require_torch()
-        dtype = dtypes.torch_dtype(leaf.info.dtype)
-        if like is None or not shape:  # a count of steps is in host memory
-            return torch.empty(shape, dtype=dtype, device="meta")
-        device = "meta" if like.device.type == "cpu" or is_dtensor(like) else like.device
-        self.has_new_memory |= device != "meta"
-        if tuple(like.shape) == shape:
-            return torch.empty_like(like.detach(), dtype=dtype, device=device)
-        return torch.empty(shape, dtype=dtype, device=device)
-
-    def _name_of(self, key: Any) -> str:
-        return self._bare(name_of(key))
-
-    def _find(self, tree: Any, name: str) -> Any:
-        """What a tree has under a name."""
-        if not name:
-            return tree
-        if not isinstance(tree, dict):
-            return _ABSENT
-        texts = self._texts.setdefault(id(tree), {})
-        if not texts:
-            texts.update((self._name_of(key), key) for key in tree)
-        end = len(name)
-        while end > 0:
-            if name[:end] in texts:
-                found = self._find(tree[texts[name[:end]]], name[end + 1 :])
-                if found is not _ABSENT:
-                    return found
-            end = name.rfind(".", 0, end)
-        return _ABSENT
-
-
-class _OfParameter:
-    """The state that an optimizer has of one parameter."""
-
-    def __init__(self, state: Any, parameter: Any) -> None:
-        self.state, self.parameter = state, parameter
+    def _stored(self, leaf: int) -> Any:
+        """The value of a leaf that is not a tensor."""
+        found = self._tree.leaf(leaf)
+        return found.value if isinstance(found, ValueLeaf) else None
 
 
 def takes_contents(adapter: StatefulAdapter) -> bool:
