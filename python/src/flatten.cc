@@ -9,8 +9,10 @@
 #include <array>
 #include <map>
 #include <set>
+#include <string>
 #include <utility>
 
+#include "core/state_dict/value.h"
 #include "core/tensor/strided_copy.h"
 #include "kv/base/digest.h"
 #include "python/src/convert.h"
@@ -282,6 +284,32 @@ nb::list Batch::Samples() const {
     list.append(nb::make_tuple(ToPyText(leaves[i].fqn), is_tensor, samples[i]));
   }
   return list;
+}
+
+nb::list Batch::LongValues() const {
+  nb::list values;
+  if (std::ranges::none_of(state.values, core::IsLong)) return values;
+  const std::vector<core::Leaf> leaves = Unwrap(core::FlattenTree(state.tree));
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    if (core::IsTensor(state.tree.nodes[leaves[i].node].kind)) continue;
+    const core::Value& value = state.values[state.slot[i]];
+    if (!core::IsLong(value)) continue;
+    values.append(
+        nb::make_tuple(ToPyText(leaves[i].fqn), value.index(), core::BytesOf(value).size()));
+  }
+  return values;
+}
+
+void Batch::LeaveToFirst(nb::list fqns) {
+  std::set<std::string> left;
+  for (const nb::handle fqn : fqns) left.insert(FromPyText(nb::borrow<nb::str>(fqn)));
+  if (left.empty()) return;
+  const std::vector<core::Leaf> leaves = Unwrap(core::FlattenTree(state.tree));
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    if (core::IsTensor(state.tree.nodes[leaves[i].node].kind)) continue;
+    core::Value& value = state.values[state.slot[i]];
+    if (left.contains(leaves[i].fqn)) value = Unwrap(core::WithoutBytes(value));
+  }
 }
 
 void Batch::TakeKeysAsFqns() {

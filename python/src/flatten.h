@@ -42,6 +42,11 @@ struct Batch {
   /// Returns (FQN, bytes, address on this rank) of each leaf. The bytes are those of the complete
   /// tensor, or of a long value; other values have none, and no value has an address.
   nb::list Sizes() const;
+  /// Returns (FQN, kind, bytes) of each long value.
+  nb::list LongValues() const;
+  /// Leaves the bytes of these long values, a list of FQNs, to rank 0, which has equally long ones
+  /// of the same kind. Requires a rank above 0.
+  void LeaveToFirst(nb::list fqns);
   /// Makes the keys of the top-level dict the beginnings of FQNs as they are, for callers that have
   /// joined keys themselves.
   void TakeKeysAsFqns();

@@ -66,6 +66,8 @@ void BindRecords(nb::module_& m) {
       .def("take_samples", &Batch::TakeSamples, nb::arg("shift"), nb::arg("on_device"))
       .def("samples", &Batch::Samples)
       .def("sizes", &Batch::Sizes)
+      .def("long_values", &Batch::LongValues)
+      .def("leave_to_first", &Batch::LeaveToFirst, nb::arg("fqns"))
       .def("set_sharding", &Batch::SetSharding)
       .def("take_keys_as_fqns", &Batch::TakeKeysAsFqns)
       .def("devices", &Batch::Devices)

@@ -181,6 +181,29 @@ def test_the_value_of_the_lowest_rank_is_stored(rank, tmp_path):
         assert store.step_info(2).written_bytes == 0
 
 
+def bytes_written_by_this_process() -> int:
+    text = pathlib.Path("/proc/self/io").read_text()
+    return int(text.partition("wchar: ")[2].split()[0])
+
+
+@with_ranks(2)
+def test_a_rank_does_not_send_long_values_that_rank_0_has(rank, path):
+    same = random_bytes(8 << 20)
+    state = {"same": same, "text": "x" * 5_000, f"own{rank}": random_bytes(9_000, rank)}
+    with cairn.open(path, "a") as store:
+        for step in (1, 2):
+            before = bytes_written_by_this_process()
+            store.save(step, state) if step == 1 else store.save_async(step, state).result()
+            assert rank == 0 or bytes_written_by_this_process() - before < 1 << 20
+        del state[f"own{rank}"]
+        store.save(3, state)
+        assert store.step_info(3).written_bytes == 0
+        found = {"same": same, "text": "x" * 5_000}
+        assert store.read(step=3) == found
+        found |= {f"own{i}": random_bytes(9_000, i) for i in range(2)}
+        assert store.read(step=2) == found
+
+
 def test_values_that_a_call_does_not_need_are_not_read(tmp_path):
     first = {"same": random_bytes(50_000), "other": random_bytes(50_000, 1), "w": torch.ones(3)}
     second = {**first, "other": b"x" * 50_000}

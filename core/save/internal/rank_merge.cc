@@ -3,8 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <string>
+#include <utility>
+#include <variant>
 
 #include "core/state_dict/internal/tree_merge.h"
+#include "core/state_dict/value.h"
 #include "core/step/contents.h"
 #include "core/step/internal/tensor_records.h"
 #include "kv/base/key.h"
@@ -65,8 +69,16 @@ Result<void> RankMerge::AddShared(uint32_t rank, kv::Column column, std::string_
     }
     case kv::Column::kValues: {
       CAIRN_TRY_ASSIGN(const kv::ParsedKey parsed, kv::ParseKey(key));
-      values_.try_emplace(std::string(parsed.fqn), record.begin(), record.end());
-      return {};
+      const auto [_, is_new] =
+          values_.try_emplace(std::string(parsed.fqn), record.begin(), record.end());
+      if (!is_new) return {};
+      CAIRN_TRY_ASSIGN(const Value value, DecodeValue(record));
+      if (!std::holds_alternative<ChunkedValue>(value)) return {};
+      return Fail(Error{.code = ErrorCode::kInvalidArgument,
+                        .message = fmt::format("rank {} left its bytes to rank 0, which lacks it; "
+                                               "read them with LoadValues",
+                                               rank),
+                        .key = std::string(parsed.fqn)});
     }
     case kv::Column::kStructures: {
       CAIRN_TRY_ASSIGN(const StateTree tree, DecodeTree(record));

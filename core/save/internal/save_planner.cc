@@ -117,7 +117,7 @@ Result<std::vector<NamedRecord>> EncodeValues(const StateDict& state, std::span<
   for (size_t i = 0; i < leaves.size(); ++i) {
     if (IsTensor(state.tree.nodes[leaves[i].node].kind)) continue;
     const Value& value = state.values[state.slot[i]];
-    if (std::holds_alternative<ChunkedValue>(value)) {
+    if (long_as_chunks && std::holds_alternative<ChunkedValue>(value)) {
       return Fail(Error{.code = ErrorCode::kInvalidArgument,
                         .message = "a value without its bytes; read them with LoadValues",
                         .key = leaves[i].fqn});

@@ -40,8 +40,8 @@ inline constexpr uint64_t kMaxChunkBytes = uint64_t{1} << 30;
 Result<void> CheckSaveOptions(const SaveOptions& options);
 
 /// Returns the FQNs and the records of the values of a state, in key order. `leaves` are the leaves
-/// of the state. With `long_as_chunks`, the records of long values do not have their bytes.
-/// kInvalidArgument: a value is too large, or a ChunkedValue; names the key.
+/// of the state. With `long_as_chunks`, as on rank 0, the records of long values do not have their
+/// bytes. kInvalidArgument: a value is too large, or a ChunkedValue on rank 0; names the key.
 Result<std::vector<NamedRecord>> EncodeValues(const StateDict& state, std::span<const Leaf> leaves,
                                               bool long_as_chunks);
 
@@ -51,6 +51,7 @@ Result<SavePlan> PlanLongValues(std::span<const std::pair<std::string, Value>> v
 
 /// Plans a save by this rank. On rank 0, long values become hidden tensors. The other ranks send
 /// their values, of which rank 0 writes those that it does not have (SaveSession::WriteLongValues).
+/// A ChunkedValue on another rank leaves the bytes to rank 0, which must have the value.
 /// kInvalidArgument: duplicate FQNs, an FQN with NUL, bad tensors or
 /// shardings, values that are too large; names the key. Also: options.chunk_bytes is 0 or above
 /// kMaxChunkBytes, or options.replicated_mesh lacks this rank.

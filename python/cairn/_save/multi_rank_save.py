@@ -11,6 +11,8 @@ complete layouts, and handle three cases that C++ cannot detect from one rank:
 - A ShardedTensor, or another object with shards, of which several groups of ranks hold a copy each
   is written by the first group. A shard of a CheckpointableTensor that several ranks hold is
   written by the lowest of them.
+
+Rank 0 writes the long values that it has. The other ranks send only those that it does not have.
 """
 
 from __future__ import annotations
@@ -56,13 +58,14 @@ def prepare_together(
 
     def prepare_local() -> tuple[tuple[dict[str, Any], FlatState], Any]:
         prepared = prepare()
-        layout, contents = "", [None, None]
+        layout, long, contents = "", "", [None, None]
         if ranks.world_size > 1:
             layout = _digest(_layout(*prepared))
+            long = _digest(prepared[1].batch.long_values())
             if any(checked):
                 sums = prepared[1].batch.take_samples(prepared[0]["step"], elements_at)
                 contents = [one if is_checked else None for one, is_checked in zip(sums, checked)]
-        return prepared, (len(prepared[1].batch) > 0, differing, layout, *contents)
+        return prepared, (len(prepared[1].batch) > 0, differing, layout, long, *contents)
 
     kinds = ({VALUE}, {TENSOR, SAMPLED, BUFFER})  # of values, of tensors
     needless = set() if differing == "refuse" else ranks.has_warned_of
@@ -71,7 +74,7 @@ def prepare_together(
     checked = [differing != "ignore" and not of <= needless for of in kinds]
     prepared, replies = ranks.run_and_exchange(prepare_local)
     flat = prepared[1]
-    has_leaves, given, layout, *contents = map(set, zip(*replies))
+    has_leaves, given, layout, long, *contents = map(set, zip(*replies))
     if len(given) > 1:
         raise Invalid("SaveTuning(differing=) is not the same on all ranks")
     # A mistyped pattern must not silently save nothing.
@@ -88,7 +91,19 @@ def prepare_together(
     if len(layout) > 1 or flat.copied:
         layouts = ranks.exchange_values(lambda: _layout(*prepared))
         _set_shardings(flat, layouts, ranks.rank)
+    if ranks.world_size > 1:
+        _leave_long_values(ranks, flat, is_same=len(long) == 1)
     return prepared
+
+
+def _leave_long_values(ranks: Ranks, flat: FlatState, is_same: bool) -> None:
+    """Leaves the bytes of the long values that rank 0 has, too, to rank 0. `is_same`: all ranks
+    have the same ones."""
+    own = flat.batch.long_values()
+    first = own if is_same else ranks.on_first(lambda: own)
+    if ranks.rank > 0:
+        known = {tuple(one) for one in first}
+        flat.batch.leave_to_first([one[0] for one in own if one in known])
 
 
 def _digest(layout: list[Any]) -> str:

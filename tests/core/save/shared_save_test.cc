@@ -628,6 +628,18 @@ TEST_F(SharedSaveTest, ALongValueThatIsATensorOfItsBytesElsewhereIsRefused) {
   });
 }
 
+TEST_F(SharedSaveTest, ALongValueIsLeftToRank0OnlyIfThatHasIt) {
+  const Value whole = std::string(5'000, 'x');
+  const auto state_of = [&](uint32_t rank, const std::string& key_on_first) {
+    StateDict state;
+    state.root().Value(rank == 0 ? key_on_first : "v", rank == 0 ? whole : *WithoutBytes(whole));
+    return state;
+  };
+  ExpectErrors(2, "v", {"rank 1 left its bytes to rank 0, which lacks it"},
+               [&](uint32_t rank) { return state_of(rank, "w"); });
+  SaveStates(2, [&](uint32_t rank) { return state_of(rank, "v"); });
+}
+
 TEST_F(SharedSaveTest, TheReportOfRank0CountsTheLongValuesOfOthers) {
   BytesByRank written(2);
   OnRanks(2, [&](CheckpointStore& store) {
