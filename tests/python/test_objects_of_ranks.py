@@ -3,6 +3,8 @@ does not fit, and if a part is damaged."""
 
 from __future__ import annotations
 
+import copy
+import io
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 import torch
 from cairn_testing import assert_same, damage, payload
 from ranks import with_ranks
-from test_object_states import Average, WithExtraState, new_model, train
+from test_object_states import Average, WithExtraState, new_model, sharded_model, train
 from torch.testing._internal.two_tensor import TwoTensor
 
 import cairn
@@ -67,6 +69,19 @@ def test_a_replaced_worker_receives_what_the_survivors_have(rank, path):
         assert (report.missing, report.unexpected) == ((), ())
         for name, one in want.items():
             assert_same(dict(given[name].state_dict()), dict(one.state_dict()), name)
+
+
+@with_ranks(2)
+@pytest.mark.parametrize("read_once", [False, True])
+def test_a_replaced_worker_receives_its_shards(rank, path, read_once):
+    with cairn.open(path, mode="a") as store:
+        model = sharded_model()
+        optimizer = torch.optim.AdamW(model.parameters())
+        train(model, optimizer, 0, 2)
+        store.save(2, {"model": model, "optimizer": optimizer})
+        given = torch.optim.AdamW(model.parameters()) if rank else optimizer
+        store.load({"model": model, "optimizer": given}, read_once=read_once)
+        assert_same(given.state_dict(), optimizer.state_dict())
 
 
 @with_ranks(2)
@@ -266,20 +281,83 @@ def test_a_damaged_part_that_an_object_lacks_is_left_out(store, world):
         assert isinstance(error, cairn.Corrupt) and fqn in str(error)
 
 
-def test_a_tensor_subclass_with_a_damaged_part_is_left_out(store, monkeypatch):
+@pytest.fixture
+def two(monkeypatch):
+    """Creates a tensor subclass with two inner tensors."""
     monkeypatch.setattr(subclass_registry, "_registered", {})
     cairn.torch.register_tensor_subclass(TwoTensor)
-    two = TwoTensor(torch.randn(5), torch.randn(5))
-    store.save(1, {"o": Object(part={"two": two, "n": 1})})
-    damage(Path(store.address), payload(two.b))
-    old = TwoTensor(torch.zeros(5), torch.zeros(5))
+    return lambda value: TwoTensor(torch.full((5,), value + 0.5), torch.full((5,), value + 1.5))
+
+
+def test_a_tensor_subclass_with_a_damaged_part_is_left_out(store, two):
+    store.save(1, {"o": Object(part={"two": two(1), "n": 1})})
+    damage(Path(store.address), payload(two(1).b))
+    old = two(0)
     for part in ({}, {"two": old}, {"two": torch.zeros(2)}):
         given = Object(part=dict(part))
         report = store.load({"o": given}, skip_damaged=True)
         # A tensor of another kind is not kept: the step does not have it.
         assert given.state["part"] == {**{k: v for k, v in part.items() if v is old}, "n": 1}
         assert report.skipped.keys() >= {"o.part.two.a", "o.part.two.b"}
-    assert not old.a.any()
+    assert_same(old.a, two(0).a)
+
+
+def test_a_tensor_subclass_may_be_new_or_dropped_or_another_kind_or_loaded_in_part(store, two):
+    store.save(1, {"o": Object(part={"two": two(1), "n": 1})})
+    store.save(2, {"o": Object(part={"n": 2})})
+    store.save(3, {"o": Object(part={"two": {"a": torch.ones(5), "c": 1}, "n": 3})})
+    given = Object(part={"n": 0})
+    for step in (1, 1, 2, 3, 1, 3):
+        store.load({"o": given}, step)
+        part = dict(given.state["part"])
+        assert part.pop("n") == step
+        if step == 1:
+            assert_same([part["two"].a, part["two"].b], [two(1).a, two(1).b])
+        elif step == 2:
+            assert part == {}
+        else:
+            assert_same(part, {"two": {"a": torch.ones(5), "c": 1}})
+
+    for keys in ("o.part.two.a", ["o.part.two", "!o.part.two.b"]):
+        given = Object(part={"two": two(0)})
+        store.load({"o": given}, 1, keys=keys)
+        assert_same(
+            [given.state["part"]["two"].a, given.state["part"]["two"].b], [two(1).a, two(0).b]
+        )
+    with pytest.raises(cairn.Invalid, match=r"lacks 'o\.part\.two\."):
+        store.load({"o": Object(part={})}, 1, keys=keys)
+
+
+class Counted:
+    """An object whose state is not a dict."""
+
+    def __init__(self, state: Any) -> None:
+        self.state = state
+
+    def state_dict(self) -> Any:
+        return self.state
+
+    def load_state_dict(self, state: Any) -> None:
+        self.state = state
+
+
+@pytest.mark.parametrize("old", [0, torch.zeros(3), torch.zeros(2), [], (1, 2, 3), {"a": 1}, None])
+@pytest.mark.parametrize("new", [1, torch.ones(3), [1, torch.ones(2)], (1, 2), {"n": 1}])
+def test_a_state_may_have_any_form(store, old, new):
+    store.save(1, {"o": Counted(new), "n": 1})
+    given = Counted(copy.deepcopy(old))
+    store.load({"o": given, "n": 0})
+    assert_same(given.state, new)
+    given = Counted(copy.deepcopy(old))
+    store.load(given, prefix="o")
+    assert_same(given.state, new)
+
+
+def test_a_file_in_memory_remains_one(store):
+    store.save(1, {"o": Object(short=io.BytesIO(b"1"), long=io.BytesIO(bytes(10_000)))})
+    given = Object(short=io.BytesIO(), long=io.BytesIO())
+    store.load({"o": given})
+    assert given.state["short"].read() == b"1" and len(given.state["long"].read()) == 10_000
 
 
 def test_an_extra_state_that_is_damaged_and_has_another_form_is_refused(store):

@@ -27,7 +27,7 @@ from cairn._ranks.sharded import is_sharded
 from cairn._tensors.contents import TensorLeaf, ValueLeaf
 from cairn._tensors.sources import is_tensor_like, is_torch_tensor
 from cairn._tensors.stateful import EXTRA_STATE, StatefulAdapter, is_module, name_of
-from cairn._tensors.subclasses import Rebuilder, is_subclass
+from cairn._tensors.subclasses import SUBCLASS_KEY, Rebuilder, is_subclass
 from cairn.errors import Corrupt, Invalid
 
 
@@ -117,8 +117,9 @@ class ObjectStates:
         if isinstance(new, dict):
             if isinstance(old, (list, tuple)) and all(type(key) is int for key in new):
                 return self._merged_list(new, old, fqn, entry, is_part=True)
-            # Of a subclass, some of the inner tensors are selected.
-            return old if is_subclass(old) else self._merged_dict(new, old, fqn, entry)
+            if is_subclass(old) and _join(fqn, SUBCLASS_KEY) not in self._missing:
+                return old  # some of its inner tensors are selected
+            return self._merged_dict(new, old, fqn, entry)
         if type(new) in (list, tuple):
             made = self._merged_list(dict(enumerate(new)), old, fqn, entry, is_part=False)
             return type(new)(made) if isinstance(made, list) else made
@@ -126,6 +127,8 @@ class ObjectStates:
             return self._kept(old, fqn)
         if isinstance(new, Subclass):
             made = self._subclass(new)
+            if isinstance(made, dict):  # some of the inner tensors are selected
+                return old
             self._check_shape(fqn, tuple(made.shape), old, entry)
             return old if type(old) is type(made) and old.shape == made.shape else made
         if isinstance(new, tuple):  # a torch.Size
@@ -135,9 +138,7 @@ class ObjectStates:
             self._check_shape(fqn, leaf.info.shape, old, entry)
             like = None if entry is None else entry.parameter
             return old if self._fits(leaf, old) else self.new_tensors.make(leaf, like)
-        if not isinstance(leaf.stored, _cairn.LongValue):
-            return leaf.stored
-        # An update reads only those that have changed.
+        # A value replaces another one. An update reads only the long ones that have changed.
         is_value = not isinstance(old, (dict, list, tuple)) and not is_tensor_like(old)
         return old if is_value and old is not ABSENT else None
 
@@ -150,7 +151,8 @@ class ObjectStates:
     def _merged_dict(self, new: dict, old: Any, fqn: str, entry: Entry | None) -> Any:
         names = self._tree.keys(new, fqn)
         olds = self._tree.keys(old, fqn) if isinstance(old, dict) else {}
-        added = self._added(new, names, olds, fqn)
+        keeps = old is ABSENT or isinstance(old, dict)
+        added = self._added(new, names, olds, fqn, keeps)
         made: dict[Any, Any] = {}
         for name, key in names.items():
             if name in olds or name in added:
@@ -188,15 +190,14 @@ class ObjectStates:
         return type(old)(made) if is_part else made
 
     def _added(
-        self, new: dict, names: dict[str, Any], olds: Collection[str], fqn: str
+        self, new: dict, names: dict[str, Any], olds: Collection[str], fqn: str, keeps: bool
     ) -> Collection[str]:
         """The names of the keys that this rank receives in addition to those of its object,
-        `olds`."""
+        `olds`. `keeps`: whether it can have others in another form, such as ``a.b``."""
         lacked: dict[str, list[str]] = {}
         for name in names.keys() - olds:
             leaves = self._tree.leaves(new[names[name]])
-            has_none = not leaves or not self._lacked.isdisjoint(leaves)
-            # Otherwise it has them in another form, such as ``a.b``.
+            has_none = not leaves or not keeps or not self._lacked.isdisjoint(leaves)
             if has_none and not self._is_left_out(leaves):
                 lacked[name] = leaves
         own = {name for name, leaves in lacked.items() if leaves and self._own.issuperset(leaves)}
@@ -255,7 +256,8 @@ class ObjectStates:
                 self._kept(one, _join(fqn, str(i))) is not ABSENT for i, one in enumerate(old)
             )
             return old if is_kept else ABSENT
-        return ABSENT if fqn in self._missing else old
+        name = _join(fqn, SUBCLASS_KEY) if is_subclass(old) else fqn
+        return ABSENT if name in self._missing else old
 
     def _fits(self, leaf: TensorLeaf, old: Any) -> bool:
         """Whether the load fills `old`, or refuses it: parts of tensors belong to a mesh."""
@@ -269,13 +271,13 @@ class ObjectStates:
         return (code(old.dtype), tuple(old.shape)) == (leaf.info.dtype, leaf.info.shape)
 
     def _subclass(self, new: Subclass) -> Any:
-        """A tensor subclass of new tensors."""
+        """A tensor subclass of new tensors; a dict if only some of them are selected."""
         leaves = {name: self._tree.leaf(leaf) for name, leaf in new.items.items()}
         inner = {
             name: self.new_tensors.make(leaf) if isinstance(leaf, TensorLeaf) else leaf.value
             for name, leaf in leaves.items()
         }
-        return Rebuilder(self._contents.step, is_part=False)(inner, new.fqn)
+        return Rebuilder(self._contents.step, is_part=True)(inner, new.fqn)
 
     def _stored(self, leaf: int) -> Any:
         """The value of a leaf that is not a tensor."""

@@ -57,9 +57,9 @@ def entries_of(
     states = new.get("state")
     if not isinstance(states, dict):
         return {}
-    keys = [stored(key) for key in _keys(new)] or _keys(state)
-    groups = getattr(value, "param_groups", ())
-    parameters = [one for group in groups for one in group["params"]] or [None] * len(keys)
+    keys = [stored(key) for key in _keys(new) if isinstance(key, int)] or _keys(state)
+    groups = getattr(value, "param_groups", None)
+    parameters = [one for group in groups or () for one in group["params"]] or [None] * len(keys)
     has_its_shape = _is_of_torch(value) and type(value).__name__ not in _OTHER_SHAPES
     # An imported step can have texts in place of the numbers.
     by_text = {
@@ -74,8 +74,9 @@ def check_groups(value: Any, groups: list[dict], fqn: str, step: int) -> None:
     torch = dtypes.loaded_torch()
     if torch is None or not isinstance(value, torch.optim.Optimizer):
         return
-    if getattr(value, "_optimizer_load_state_dict_pre_hooks", None):
-        return  # which may change the groups
+    has_hooks = bool(getattr(value, "_optimizer_load_state_dict_pre_hooks", None))
+    if has_hooks or not all("params" in group for group in groups):
+        return  # it changes the groups, or has groups of its own form
     own, new = ([len(group["params"]) for group in each] for each in (value.param_groups, groups))
     if own != new:
         raise Invalid(

@@ -78,12 +78,15 @@ class StatefulAdapter:
                 if not is_stateful(value):
                     self._given[key] = self._taken[key]
         for one in self._objects:
+            # A state that is a tensor or a value was replaced in its container.
+            filled = self.state[self._prefix] if self._prefix else self.state
+            state = filled if one.value is self._given else filled[one.key]
             if one.was_meta:
-                one.value.load_state_dict(one.state, assign=True)
+                one.value.load_state_dict(state, assign=True)
             elif self._ignore_frozen and is_module(one.value):
-                one.value.load_state_dict(one.state, strict=False)
+                one.value.load_state_dict(state, strict=False)
             else:
-                one.value.load_state_dict(one.state)
+                one.value.load_state_dict(state)
 
     def _set_state(self) -> None:
         self.state = {self._prefix: self._taken} if self._prefix else self._taken
