@@ -58,6 +58,7 @@ def test_a_replaced_worker_receives_what_the_survivors_have(rank, path):
             "scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 2),
             "ema": average,
             "nested": nested,
+            "extra": WithExtraState({"amax": torch.ones(3), "n": [1, 2]} if steps else None),
             "lazy": Object(**({"n": 1, "w": torch.ones(2)} if steps else {})),
         }
 
@@ -125,6 +126,27 @@ def test_stages_of_a_pipeline_receive_their_own_parts(rank, path):
         store.save(2, {"ema": Object(shadow={**own, "2.a": torch.ones(2)})})
         with pytest.raises(cairn.Invalid, match=r"lacks 'ema\.shadow\.2\.a' of step 2"):
             store.load({"ema": Object(shadow=dict(own))})
+
+
+@with_ranks(4)
+def test_a_container_of_optimizers_with_flat_names_is_refused_if_it_lacks_states(rank, path):
+    """As torchtitan's, whose state dicts have flat names."""
+
+    def made(stage: int, has_state: bool) -> Object:
+        state = {f"state.{stage}.w.m": torch.full((2,), stage)} if has_state else {}
+        return Object(**{f"param_groups.{stage}.w.lr": 0.1}, **state)
+
+    stage = rank // 2
+    with cairn.open(path, mode="a") as store:
+        store.save(1, {"optimizers": made(stage, True)})
+        for new, message in (((), None), ((3,), "part of the keys"), ((2, 3), r"lacks .*\.1\.w")):
+            given = made(stage, rank not in new)
+            if message is None:
+                store.load({"optimizers": given})
+                assert_same(given.state, made(stage, True).state)
+                continue
+            with pytest.raises(cairn.Invalid, match=message):
+                store.load({"optimizers": given})
 
 
 @with_ranks(2)
@@ -326,6 +348,18 @@ def test_a_tensor_subclass_may_be_new_or_dropped_or_another_kind_or_loaded_in_pa
         )
     with pytest.raises(cairn.Invalid, match=r"lacks 'o\.part\.two\."):
         store.load({"o": Object(part={})}, 1, keys=keys)
+
+
+def test_a_tensor_subclass_of_tensor_subclasses_is_new_or_filled(store, two):
+    store.save(1, {"o": Object(part={"four": TwoTensor(two(1), two(2))})})
+    old = TwoTensor(two(0), two(0))
+    for part in ({}, {"four": old}):
+        given = Object(part=part)
+        store.load({"o": given})
+        four = given.state["part"]["four"]
+        inner = [four.a.a, four.a.b, four.b.a, four.b.b]
+        assert [one[0].item() for one in inner] == [1.5, 2.5, 2.5, 3.5]
+    assert old.a.a[0] == 1.5
 
 
 class Counted:

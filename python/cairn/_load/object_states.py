@@ -27,7 +27,7 @@ from cairn._ranks.sharded import is_sharded
 from cairn._tensors.contents import TensorLeaf, ValueLeaf
 from cairn._tensors.sources import is_tensor_like, is_torch_tensor
 from cairn._tensors.stateful import EXTRA_STATE, StatefulAdapter, is_module, name_of
-from cairn._tensors.subclasses import SUBCLASS_KEY, Rebuilder, is_subclass
+from cairn._tensors.subclasses import SUBCLASS_KEY, Rebuilder, described, has_form, is_subclass
 from cairn.errors import Corrupt, Invalid
 
 
@@ -49,8 +49,8 @@ class ObjectStates:
     ) -> None:
         """`skipped`: the damaged leaves, to which `apply` adds those that it leaves out with
         them."""
-        self._adapter, self._contents, self._skipped = adapter, contents, skipped
-        self._strict = options.strict
+        self._adapter, self._skipped = adapter, skipped
+        self._step, self._strict = contents.step, options.strict
         plan = options.plan(contents, adapter.state, skipped)
         self._missing, self._lacked = set(plan.missing()), set(plan.unexpected())
         fqns = contents.fqns()
@@ -91,7 +91,7 @@ class ObjectStates:
         if has_groups(state) and has_groups(new):
             name = _join(fqn, "param_groups")
             groups = self._merged(new["param_groups"], state["param_groups"], name)
-            check_groups(value, groups, fqn, self._contents.step)
+            check_groups(value, groups, fqn, self._step)
         return self._merged(new, state, fqn)
 
     def _of_module(self, state: Any, fqn: str) -> Any:
@@ -104,10 +104,10 @@ class ObjectStates:
                 made[key] = value if new is ABSENT else self._merged(new, value, name)
                 if made[key] is ABSENT:
                     raise Invalid(
-                        f"'{name}' is damaged in step {self._contents.step}, and the module has "
+                        f"'{name}' is damaged in step {self._step}, and the module has "
                         f"something else there: use Store.load with keys='!{name}'",
                         key=name,
-                        step=self._contents.step,
+                        step=self._step,
                     )
         return made
 
@@ -126,11 +126,9 @@ class ObjectStates:
         if self._is_left_out(self._tree.leaves(new)):
             return self._kept(old, fqn)
         if isinstance(new, Subclass):
-            made = self._subclass(new)
-            if isinstance(made, dict):  # some of the inner tensors are selected
-                return old
-            self._check_shape(fqn, tuple(made.shape), old, entry)
-            return old if type(old) is type(made) and old.shape == made.shape else made
+            document = described(self._stored(new.items[SUBCLASS_KEY]), new.fqn, self._step)
+            self._check_shape(fqn, tuple(document["size"]), old, entry)
+            return old if has_form(old, document) else self._rebuilt(new, old)
         if isinstance(new, tuple):  # a torch.Size
             return type(new)(map(self._stored, new))
         leaf = self._tree.leaf(new)
@@ -142,11 +140,9 @@ class ObjectStates:
         is_value = not isinstance(old, (dict, list, tuple)) and not is_tensor_like(old)
         return old if is_value and old is not ABSENT else None
 
-    def _check_shape(
-        self, fqn: str, shape: tuple[int, ...], old: Any, entry: Entry | None
-    ) -> None:
+    def _check_shape(self, fqn: str, shape: tuple[int, ...], old: Any, entry: Entry | None) -> None:
         if entry is not None and self._strict:
-            entry.check_shape(fqn, self._contents.step, shape, old)
+            entry.check_shape(fqn, self._step, shape, old)
 
     def _merged_dict(self, new: dict, old: Any, fqn: str, entry: Entry | None) -> Any:
         names = self._tree.keys(new, fqn)
@@ -231,7 +227,7 @@ class ObjectStates:
                     "of a pipeline: give the objects of stages separate names, or leave out what "
                     "this rank lacks with strict=False",
                     key=_join(fqn, more[0]),
-                    step=self._contents.step,
+                    step=self._step,
                 )
         return False
 
@@ -241,7 +237,7 @@ class ObjectStates:
         damaged = next((fqn for fqn in leaves if fqn in self._skipped), None)
         for fqn in leaves if damaged is not None else ():
             text = f"'{fqn}' is left out with '{damaged}', which is damaged"
-            error = Corrupt(text, key=fqn, step=self._contents.step)
+            error = Corrupt(text, key=fqn, step=self._step)
             self._skipped.setdefault(fqn, error)
         return damaged is not None
 
@@ -270,14 +266,18 @@ class ObjectStates:
         code = dtypes.code_of_torch if is_torch_tensor(old) else dtypes.code_of_numpy
         return (code(old.dtype), tuple(old.shape)) == (leaf.info.dtype, leaf.info.shape)
 
-    def _subclass(self, new: Subclass) -> Any:
-        """A tensor subclass of new tensors; a dict if only some of them are selected."""
-        leaves = {name: self._tree.leaf(leaf) for name, leaf in new.items.items()}
-        inner = {
-            name: self.new_tensors.make(leaf) if isinstance(leaf, TensorLeaf) else leaf.value
-            for name, leaf in leaves.items()
-        }
-        return Rebuilder(self._contents.step, is_part=True)(inner, new.fqn)
+    def _rebuilt(self, new: Subclass, old: Any) -> Any:
+        """A tensor subclass of new tensors; `old` if only some of them are selected."""
+        inner: dict[str, Any] = {}
+        for name, item in new.items.items():
+            if isinstance(item, Subclass):
+                inner[name] = self._rebuilt(item, None)
+            else:
+                leaf = self._tree.leaf(item)
+                is_tensor = isinstance(leaf, TensorLeaf)
+                inner[name] = self.new_tensors.make(leaf) if is_tensor else leaf.value
+        made = Rebuilder(self._step, is_part=True)(inner, new.fqn)
+        return old if made is inner else made
 
     def _stored(self, leaf: int) -> Any:
         """The value of a leaf that is not a tensor."""

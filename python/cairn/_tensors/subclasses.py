@@ -230,6 +230,16 @@ def rebuilt_flat(leaves: dict[str, Any], rebuild: Rebuilder) -> dict[str, Any]:
     return result
 
 
+def has_form(value: Any, document: dict[str, Any]) -> bool:
+    """Whether a value is a tensor of this description, except for its strides."""
+    import json
+
+    if not is_subclass(value):
+        return False
+    ours = json.loads(describe(value, "")[SUBCLASS_KEY])
+    return all(document[name] == ours[name] for name in _COMPARED)
+
+
 def check_same(stored: Any, given: str, fqn: str, step: int) -> None:
     """Raises Invalid if a stored description does not fit the tensor to fill."""
     import json
