@@ -197,7 +197,8 @@ class Saver(Closing):
         The step is loaded from the nearest of the store, its fallbacks and the mirrors that has it.
 
         Args:
-            strict, strip_wrappers: as for :meth:`Store.load`.
+            strict, strip_wrappers: as for :meth:`Store.load`. With ``strict=False``, the dataloader
+                remains as it is if the step has none, with a warning.
             on_damage: ``"raise"`` raises Corrupt if the step is damaged. ``"previous"`` then loads
                 another copy of the step, or the last undamaged one of the steps from which it has
                 continued; a warning reports each step that was skipped. All ranks load the same
