@@ -20,11 +20,11 @@ namespace cairn::kv {
 ///
 /// kFailedPrecondition: the store is closed or, unless `dry_run` is set, read-only, another
 /// compaction of it is running, or it is unknown whether an earlier change was committed.
-/// kConflict: another writer has taken over the store. kNotFound: in a store without a grace period,
-/// other threads have deleted what was read, again and again. kCancelled: `progress` asked to stop.
-/// kInvalidArgument: `max_dead` is not between 0 and 1. kDataLoss: a page to be moved does not match
-/// its digest; nothing refers to its copy. kUnavailable, kResourceExhausted: I/O. After an error,
-/// what was committed remains.
+/// kConflict: another writer has taken over the store. kNotFound: in a store without a grace
+/// period, other threads have deleted what was read, again and again. kCancelled: `progress` asked
+/// to stop. kInvalidArgument: `max_dead` is not between 0 and 1. kDataLoss: a page to be moved does
+/// not match its digest; nothing refers to its copy. kUnavailable, kResourceExhausted: I/O. After
+/// an error, what was committed remains.
 Result<CompactReport> Compact(Store& store, const CompactOptions& options = {});
 
 }  // namespace cairn::kv
