@@ -1,31 +1,26 @@
 #pragma once
 // SPDX-License-Identifier: Apache-2.0
-/// Adds statistics to the records of chunks of committed steps.
+/// Adds statistics to the records of chunks of a committed step.
 
-#include <cstdint>
-#include <set>
 #include <string>
 #include <unordered_map>
-#include <utility>
-#include <vector>
 
 #include "kv/base/chunk_record.h"
-#include "kv/base/digest.h"
 #include "kv/base/error.h"
+#include "kv/base/step_info.h"
 
 namespace cairn::kv {
 
 class Store;
 
-/// Statistics of chunks by key, for each of the digests that the chunk has in different steps.
-using StatisticsOfChunks =
-    std::unordered_map<std::string, std::vector<std::pair<Digest, ChunkStatistics>>>;
+/// Statistics of the chunks of one step, by key.
+using StatisticsOfChunks = std::unordered_map<std::string, ChunkStatistics>;
 
-/// Adds the statistics to the records of `steps` that have none and have such a chunk, in one
-/// commit. Nothing else of the steps changes: they keep their generation. Steps that were deleted
-/// are left out. Returns the number of steps that were written. Memory: 64 MiB per table that is
-/// compared. Returns the errors of Compact, except kCancelled.
-Result<uint64_t> RecordStatistics(Store& store, const std::set<uint64_t>& steps,
-                                  const StatisticsOfChunks& statistics);
+/// Adds the statistics to the records of `step` that have none, in one commit. Nothing else of the
+/// step changes: it keeps its generation. Returns whether the step was written; not if it was
+/// deleted or replaced since it was found. Memory: 64 MiB per table that is compared. Returns the
+/// errors of Compact, except kCancelled.
+Result<bool> RecordStatistics(Store& store, const StepInfo& step,
+                              const StatisticsOfChunks& statistics);
 
 }  // namespace cairn::kv

@@ -1,12 +1,12 @@
-// The chunks of one step after another are read in windows, and examined on all threads.
+// The chunks of one step after another are read in windows, and examined on all threads. Each step
+// is committed for itself: in another one, the same bytes may have another dtype.
 
 #include "core/upkeep/add_statistics.h"
 
 #include <algorithm>
 #include <optional>
-#include <set>
 #include <string>
-#include <utility>
+#include <unordered_map>
 #include <vector>
 
 #include "core/save/internal/chunk_statistics.h"
@@ -22,6 +22,8 @@ namespace {
 
 constexpr uint64_t kExaminedBytes = 32 << 20;
 constexpr size_t kExaminedChunks = 4096;
+// A commit writes all records of its step again.
+constexpr uint64_t kCommitBytes = uint64_t{16} << 30;
 
 /// A chunk without statistics.
 struct UnknownChunk {
@@ -53,36 +55,55 @@ class StatisticsAdder {
     CAIRN_TRY(store_.ForEachChunk(
         contents.step, tensors, [&](size_t i, const ChunkInfo& chunk) -> Result<void> {
           if (chunk.statistics) return {};
-          steps_.insert(contents.step.step);
-          auto& known = statistics_[kv::ChunkKey(tensors[i].fqn, chunk.box.offsets)];
-          const auto is_same = [&](const auto& one) { return one.first == chunk.digest; };
-          if (std::ranges::any_of(known, is_same)) return {};
-          known.emplace_back(chunk.digest, kv::ChunkStatistics());
-          chunks.push_back({&tensors[i], chunk});
+          const std::string key = kv::ChunkKey(tensors[i].fqn, chunk.box.offsets);
+          if (const auto known = Find(key, tensors[i].dtype, chunk.digest)) {
+            found_[key] = *known;
+          } else {
+            chunks.push_back({&tensors[i], chunk});
+          }
           return {};
         }));
     for (const UnknownChunk& chunk : chunks) total_bytes_ += chunk.chunk.length_bytes();
+    const uint64_t steps = report_.steps;
+    uint64_t committed_bytes = report_.bytes;
     for (size_t begin = 0, end = 0; begin < chunks.size(); begin = end) {
       for (uint64_t bytes = 0; end < chunks.size() && end - begin < kExaminedChunks; ++end) {
         bytes += chunks[end].chunk.length_bytes();
         if (bytes > kExaminedBytes && end > begin) break;
       }
       CAIRN_TRY(Examine(contents.step, std::span(chunks).subspan(begin, end - begin)));
+      if (report_.bytes - committed_bytes < kCommitBytes) continue;
+      CAIRN_TRY(Commit(contents.step));
+      committed_bytes = report_.bytes;
     }
+    CAIRN_TRY(Commit(contents.step));
+    report_.steps = std::min(report_.steps, steps + 1);
     return {};
   }
 
-  Result<AddStatisticsReport> Commit() {
-    if (!steps_.empty()) {
-      CAIRN_TRY_ASSIGN(report_.steps, kv::RecordStatistics(store_.kv(), steps_, statistics_));
-    }
-    return report_;
-  }
+  const AddStatisticsReport& report() const { return report_; }
 
  private:
+  /// Statistics of the bytes with a digest, as elements of a type.
+  struct Known {
+    DType dtype;
+    kv::Digest digest;
+    kv::ChunkStatistics statistics;
+  };
+
+  std::optional<kv::ChunkStatistics> Find(const std::string& key, DType dtype,
+                                          const kv::Digest& digest) const {
+    const auto known = known_.find(key);
+    if (known == known_.end()) return std::nullopt;
+    for (const Known& one : known->second) {
+      if (one.dtype == dtype && one.digest == digest) return one.statistics;
+    }
+    return std::nullopt;
+  }
+
   Result<void> Examine(const kv::StepInfo& step, std::span<const UnknownChunk> chunks) {
     if (progress_ && !progress_(report_.bytes, total_bytes_)) {
-      return Fail(ErrorCode::kCancelled, "stopped on request");
+      return Fail(ErrorCode::kCancelled, "stopped on request; what was committed remains");
     }
     std::vector<std::vector<std::byte>> bytes(chunks.size());
     std::vector<LoadRequest> requests;
@@ -101,19 +122,28 @@ class StatisticsAdder {
     });
     for (size_t i = 0; i < chunks.size(); ++i) {
       const auto& [tensor, chunk] = chunks[i];
-      for (auto& [digest, statistics] : statistics_[kv::ChunkKey(tensor->fqn, chunk.box.offsets)]) {
-        if (digest == chunk.digest) statistics = found[i];
-      }
+      const std::string key = kv::ChunkKey(tensor->fqn, chunk.box.offsets);
+      found_[key] = found[i];
+      known_[key].push_back({tensor->dtype, chunk.digest, found[i]});
       report_.bytes += chunk.length_bytes();
     }
     report_.chunks += chunks.size();
     return {};
   }
 
+  /// Commits what was found of a step.
+  Result<void> Commit(const kv::StepInfo& step) {
+    if (found_.empty()) return {};
+    CAIRN_TRY_ASSIGN(const bool is_written, kv::RecordStatistics(store_.kv(), step, found_));
+    report_.steps += is_written ? 1 : 0;
+    found_.clear();
+    return {};
+  }
+
   const CheckpointStore& store_;
   const Progress& progress_;
-  kv::StatisticsOfChunks statistics_;
-  std::set<uint64_t> steps_;
+  kv::StatisticsOfChunks found_;  // of the current step, not committed yet
+  std::unordered_map<std::string, std::vector<Known>> known_;  // of all steps, by key
   uint64_t total_bytes_ = 0;
   AddStatisticsReport report_;
 };
@@ -127,7 +157,7 @@ Result<AddStatisticsReport> AddStatistics(CheckpointStore& store, std::span<cons
     CAIRN_TRY_ASSIGN(const Contents contents, store.List(step));
     CAIRN_TRY(adder.AddStep(contents));
   }
-  return adder.Commit();
+  return adder.report();
 }
 
 }  // namespace cairn::core

@@ -18,10 +18,11 @@ struct AddStatisticsReport {
 };
 
 /// Reads the chunks of `steps` that have no statistics, and adds to their records what a save with
-/// SaveOptions::statistics records. Nothing else of the steps changes. One commit at the end: after
-/// an error, the store is as it was. `progress` receives bytes; their total is a limit, because
-/// bytes that steps share are read once. Not collective. Memory: 32 MiB or the largest chunk, and
-/// 150 bytes per chunk without statistics.
+/// SaveOptions::statistics records. Nothing else of the steps changes. Commits after each step, and
+/// each time that 16 GiB were read: after an error, what was committed remains, and a repeated call
+/// continues. `progress` receives bytes; their total is a limit, because bytes that steps share are
+/// read once. Not collective. Memory: 32 MiB or the largest chunk, and 300 bytes per chunk without
+/// statistics.
 ///
 /// kNotFound: there is no such step. kFailedPrecondition: the store is open for reading, or a
 /// compaction is running. kCancelled: `progress` asked to stop. Other errors: see

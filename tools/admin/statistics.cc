@@ -63,8 +63,9 @@ Verb StatisticsVerb() {
           .examples = {"kv-admin statistics runs/gpt", "kv-admin statistics 'runs/gpt@{100,200}'"},
           .notes =
               "Reads the chunks that have no statistics, those that steps share once, and writes\n"
-              "records, no payload. Nothing else of the steps changes. The store must not be open\n"
-              "for writing elsewhere.",
+              "records, no payload. Nothing else of the steps changes. Each step is committed: if\n"
+              "the command is stopped, a repeated one continues. The store must not be open for\n"
+              "writing elsewhere.",
           .run = [command](Output& out) { return StatusOf(AddStatistics(*command, out)); }};
 }
 

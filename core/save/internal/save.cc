@@ -22,6 +22,7 @@
 #include <array>
 #include <chrono>
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include "core/base/internal/progress_meter.h"
@@ -39,14 +40,42 @@
 namespace cairn::core::internal {
 namespace {
 
+// The dtypes of the tensors of a base, which are asked for in key order.
+class BaseDTypes {
+ public:
+  BaseDTypes(const kv::Snapshot& base, const kv::StepInfo& step, const SavePlan& plan)
+      : base_(base), step_(step), plan_(plan) {}
+
+  // Returns whether the base has a tensor of the plan with the same dtype.
+  bool IsSame(size_t tensor) {
+    if (tensor_ == tensor) return is_same_;
+    tensor_ = tensor;
+    const TensorInfo& planned = plan_.tensors[tensor];
+    const auto record = base_.Get(kv::Column::kTensors, step_, kv::FqnKey(planned.fqn));
+    const bool is_found = record && record->has_value();
+    const auto info = is_found ? DecodeTensor(planned.fqn, **record) : Result<TensorInfo>();
+    is_same_ = is_found && info && info->dtype == planned.dtype;
+    return is_same_;
+  }
+
+ private:
+  const kv::Snapshot& base_;
+  const kv::StepInfo& step_;
+  const SavePlan& plan_;
+  std::optional<size_t> tensor_;  // the last one
+  bool is_same_ = false;
+};
+
 // A record of the base that cannot be decoded does not fail the save, as the bytes to be stored are
 // available: the chunk is written instead of reused. A chunk with the same key, sizes and length
-// may be reused even if its tensor has another dtype in the base, because only its bytes count.
-void SetBase(std::span<const std::byte> record, PlannedChunk& chunk) {
+// may be reused even if its tensor has another dtype in the base, because only its bytes count; but
+// its values, and their statistics, are others.
+void SetBase(std::span<const std::byte> record, BaseDTypes& dtypes, PlannedChunk& chunk) {
   auto decoded = DecodeChunk(chunk.key, record);
   if (decoded && decoded->info.box.sizes == chunk.sizes &&
       decoded->info.length_bytes() == chunk.length_bytes) {
     chunk.base = std::move(decoded->info);
+    if (chunk.base->statistics && !dtypes.IsSame(chunk.tensor)) chunk.base->statistics.reset();
     if (!chunk.is_taken_from_base) return;
     chunk.digest = chunk.base->digest;
     chunk.has_bytes = false;
@@ -55,14 +84,16 @@ void SetBase(std::span<const std::byte> record, PlannedChunk& chunk) {
 
 // Passes all chunks to the writer, each with the base's chunk of the same key, if there is one.
 Result<void> MergeWithBase(const kv::Snapshot& base, const kv::StepInfo& base_step,
-                           uint64_t own_chunks, ChunkSource& chunks, ChunkWriter& writer) {
+                           const SavePlan& plan, uint64_t own_chunks, ChunkSource& chunks,
+                           ChunkWriter& writer) {
+  BaseDTypes dtypes(base, base_step, plan);
   // A lookup costs as much as about this many records of a scan.
   constexpr uint64_t kLookupCost = 16;
   if (base_step.chunk_count > own_chunks * kLookupCost) {
     while (!chunks.done()) {
       PlannedChunk chunk = chunks.Take();
       CAIRN_TRY_ASSIGN(const auto record, base.Get(kv::Column::kChunks, base_step, chunk.key));
-      if (record) SetBase(*record, chunk);
+      if (record) SetBase(*record, dtypes, chunk);
       CAIRN_TRY(writer.Add(std::move(chunk)));
     }
     return {};
@@ -74,7 +105,7 @@ Result<void> MergeWithBase(const kv::Snapshot& base, const kv::StepInfo& base_st
                      if (chunks.done()) return false;
                      if (chunks.Peek().key != key) return true;
                      PlannedChunk chunk = chunks.Take();
-                     SetBase(record, chunk);
+                     SetBase(record, dtypes, chunk);
                      CAIRN_TRY(writer.Add(std::move(chunk)));
                      return true;
                    });
@@ -239,7 +270,7 @@ Result<void> SaveSession::Write(const SavePlan& plan, const SaveOptions& options
                             .saved = saved,
                             .device = device_});
   if (base_) {
-    CAIRN_TRY(MergeWithBase(*base_->snapshot, base_->step, own_chunks, chunks, chunk_writer));
+    CAIRN_TRY(MergeWithBase(*base_->snapshot, base_->step, plan, own_chunks, chunks, chunk_writer));
   }
   while (!chunks.done()) CAIRN_TRY(chunk_writer.Add(chunks.Take()));
   CAIRN_TRY(chunk_writer.Finish());

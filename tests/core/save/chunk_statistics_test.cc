@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <hwy/targets.h>
 
+#include <array>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -13,6 +14,7 @@
 #include "core/inspect/stored_statistics.h"
 #include "core/save/save_options.h"
 #include "core/tensor/element_statistics.h"
+#include "core/upkeep/add_statistics.h"
 #include "tests/core/tensor/strided_fixture.h"
 #include "tests/core/tensor/test_tensor.h"
 #include "tests/support/scoped_vector_target.h"
@@ -164,6 +166,38 @@ TEST_F(SavedStatisticsTest, OfUnchangedChunksRemainAndOthersAreNew) {
   EXPECT_TRUE(Chunks(3)[0].statistics);
   EXPECT_FALSE(Chunks(3)[3].statistics);
   EXPECT_EQ(Find(3), std::nullopt);
+}
+
+TEST_F(SavedStatisticsTest, OfTheSameBytesAsAnotherDTypeAreOthers) {
+  const SaveOptions options{.statistics = true, .chunk_bytes = 100'000};
+  Save(1, state_, options);
+  const auto int_state = [&] {
+    StateDict state;
+    state.root().Tensor("w", {DType::kInt32, {kElements}, {}, Bytes()});
+    return state;
+  }();
+  EXPECT_EQ(Save(2, int_state, options).chunks_reused, 4u);
+  EXPECT_EQ(Find(2)->max, 0x3f800000);
+  EXPECT_EQ(Save(3, state_, {.chunk_bytes = 100'000}).chunks_reused, 4u);
+  EXPECT_EQ(Find(3), std::nullopt);
+}
+
+TEST_F(SavedStatisticsTest, CanBeAddedLaterStepByStep) {
+  for (uint64_t step = 1; step <= 3; ++step) {
+    values_[0] = static_cast<float>(step) + 1;
+    Save(step, state_);
+  }
+  const std::array<uint64_t, 3> steps{1, 2, 3};
+  int calls = 0;
+  EXPECT_THAT(AddStatistics(*store, steps, [&](uint64_t, uint64_t) { return ++calls < 3; }),
+              testing::IsError(ErrorCode::kCancelled, "what was committed remains"));
+  Reopen();
+  EXPECT_EQ(Find(2)->max, 3);
+  EXPECT_EQ(Find(3), std::nullopt);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const AddStatisticsReport rest, AddStatistics(*store, steps));
+  EXPECT_EQ(rest.steps, 1u);
+  EXPECT_EQ(rest.bytes, 4 * kElements);
+  EXPECT_EQ(Find(3)->max, 4);
 }
 
 TEST_F(SavedStatisticsTest, AreThoseOfPagesAndDeltasToo) {
