@@ -330,9 +330,8 @@ Result<std::unique_ptr<StepWriter>> Store::Begin(uint64_t step, const BeginOptio
     internal::RemoveWaiting(*state_, /*all=*/false, internal::kShortRemoval);
   }
   const std::string attempt = options.attempt.empty() ? NextAttempt(step) : options.attempt;
-  auto state = std::make_unique<internal::StepAttempt>(state_, step, options, attempt);
-  state->continuation = std::move(from);
-  return std::make_unique<StepWriter>(std::move(state));
+  return std::make_unique<StepWriter>(
+      std::make_unique<internal::StepAttempt>(state_, step, options, attempt, std::move(from)));
 }
 
 Result<void> Store::FailAttempt(const std::string& attempt, uint32_t rank, const Error& error) {

@@ -6,16 +6,28 @@
 #include <tuple>
 #include <unordered_map>
 
+#include "kv/base/retention.h"
+
 namespace cairn::core {
 
 Descent FindDescent(std::span<const kv::StepInfo> steps) {
   Descent descent{.parents = std::vector<std::optional<size_t>>(steps.size()), .absent = {}};
   std::unordered_map<std::string_view, size_t> by_attempt;
-  for (size_t i = 0; i < steps.size(); ++i) by_attempt.try_emplace(steps[i].attempt, i);
+  std::unordered_map<uint64_t, size_t> by_number;
+  for (size_t i = 0; i < steps.size(); ++i) {
+    by_attempt.try_emplace(steps[i].attempt, i);
+    by_number.try_emplace(steps[i].step, i);
+  }
   std::vector<bool> has_child(steps.size());
   for (size_t i = 0; i < steps.size(); ++i) {
     const auto& parent = steps[i].parent;
     if (!parent) continue;
+    const auto same = by_number.find(parent->step);
+    if (same != by_number.end() && kv::IsParent(steps[same->second], steps[i])) {
+      descent.parents[i] = same->second;
+      has_child[same->second] = true;
+      continue;
+    }
     const auto [found, is_absent] =
         by_attempt.try_emplace(parent->attempt, steps.size() + descent.absent.size());
     if (is_absent) descent.absent.push_back({.step = parent->step, .before = {}});

@@ -27,7 +27,7 @@ struct Descent {
 };
 
 /// Finds the parents of `steps`, those of one store. A step that was replaced by another one with
-/// the same number is absent.
+/// the same number is absent, unless an edit of itself has replaced it (kv/base/retention.h).
 Descent FindDescent(std::span<const kv::StepInfo> steps);
 
 /// The steps on the way to a step.

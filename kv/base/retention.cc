@@ -5,9 +5,12 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <limits>
+#include <iterator>
 #include <ranges>
 #include <set>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
 
 namespace cairn::kv {
 namespace {
@@ -74,35 +77,90 @@ Result<void> CheckRetention(const RetentionPolicy& policy) {
   return {};
 }
 
-std::optional<uint64_t> LaterThanSaved(const StepInfo& saved, std::span<const uint64_t> numbers) {
-  if (!saved.parent || saved.parent->step < saved.step) return std::nullopt;
-  const uint64_t above = *std::prev(std::ranges::upper_bound(numbers, saved.parent->step));
-  return above > saved.step ? std::optional(above) : std::nullopt;
+bool IsParent(const StepInfo& step, const StepInfo& child) {
+  if (!child.parent) return false;
+  if (step.attempt == child.parent->attempt) return true;
+  const bool is_edit_of_itself = step.base_step == step.step;
+  return step.step == child.parent->step && is_edit_of_itself &&
+         step.created_unix_ns <= child.created_unix_ns;
 }
+
+namespace {
+
+constexpr auto kSavedAt = [](const StepInfo& step) {
+  return std::pair(step.created_unix_ns, step.step);
+};
+
+class Parents {
+ public:
+  /// `steps`, ascending, outlive it.
+  explicit Parents(std::span<const StepInfo> steps) : steps_(steps) {
+    for (size_t i = 0; i < steps.size(); ++i) by_attempt_.try_emplace(steps[i].attempt, i);
+  }
+
+  /// Returns the index of the parent of a step, if it exists.
+  std::optional<size_t> Find(const StepInfo& child) const {
+    if (!child.parent) return std::nullopt;
+    const auto same = std::ranges::lower_bound(steps_, child.parent->step, {}, &StepInfo::step);
+    if (same != steps_.end() && IsParent(*same, child)) {
+      return static_cast<size_t>(same - steps_.begin());
+    }
+    const auto found = by_attempt_.find(child.parent->attempt);  // a copy has another number
+    return found == by_attempt_.end() ? std::nullopt : std::optional(found->second);
+  }
+
+ private:
+  const std::span<const StepInfo> steps_;
+  std::unordered_map<std::string_view, size_t> by_attempt_;
+};
+
+}  // namespace
 
 std::optional<uint64_t> LatestOf(std::span<const StepInfo> steps) {
   if (steps.empty()) return std::nullopt;
-  std::vector<uint64_t> numbers;
-  for (const StepInfo& step : steps) numbers.push_back(step.step);
-  auto latest = std::ranges::max_element(
-      steps, {}, [](const StepInfo& step) { return std::pair(step.created_unix_ns, step.step); });
-  while (const auto later = LaterThanSaved(*latest, numbers)) {
-    latest = std::ranges::lower_bound(steps, *later, {}, &StepInfo::step);
+  auto latest = std::ranges::max_element(steps, {}, kSavedAt);
+  if (!IsBelowParent(*latest)) return latest->step;
+  const Parents parents(steps);
+  while (IsBelowParent(*latest)) {
+    const auto parent = parents.Find(*latest);
+    if (parent && steps[*parent].step > latest->step) {
+      latest = steps.begin() + static_cast<ptrdiff_t>(*parent);
+      continue;
+    }
+    const auto end = std::ranges::lower_bound(steps, latest->parent->step, {}, &StepInfo::step);
+    if (end <= latest + 1) break;
+    latest = std::max_element(latest + 1, end, [](const StepInfo& a, const StepInfo& b) {
+      return kSavedAt(a) < kSavedAt(b);
+    });
   }
   return latest->step;
 }
 
 std::vector<uint64_t> LineOf(std::span<const StepInfo> steps, uint64_t end) {
+  const auto after = std::ranges::upper_bound(steps, end, {}, &StepInfo::step);
+  if (after == steps.begin()) return {};
+  const Parents parents(steps);
+  std::vector<const StepInfo*> saved;  // the last one first; the line goes on in this order
+  for (const StepInfo& step : steps) saved.push_back(&step);
+  std::ranges::sort(saved, std::ranges::greater(),
+                    [](const auto* step) { return kSavedAt(*step); });
   std::vector<uint64_t> line;
-  uint64_t below = end;  // the next one is not higher
-  int64_t created_unix_ns = std::numeric_limits<int64_t>::max();
-  for (const StepInfo& step : steps | std::views::reverse) {
-    if (step.step > below || step.created_unix_ns > created_unix_ns) continue;
+  for (auto at = std::ranges::find(saved, &*std::prev(after)); at != saved.end();) {
+    const StepInfo& step = **at;
     line.push_back(step.step);
-    if (step.step == 0) break;
-    below = step.step - 1;
-    if (step.parent) below = std::min(below, step.parent->step);
-    created_unix_ns = step.created_unix_ns;
+    const auto parent = parents.Find(step);
+    if (parent && steps[*parent].step < step.step) {
+      const auto next = std::find(at + 1, saved.end(), &steps[*parent]);
+      if (next != saved.end()) {
+        at = next;
+        continue;
+      }
+    }
+    const uint64_t limit = step.parent ? std::min(step.step, step.parent->step) : step.step;
+    const auto is_next = [&](const StepInfo* other) {
+      return other->step < limit && !(IsBelowParent(*other) && other->parent->step < limit);
+    };
+    at = std::find_if(at + 1, saved.end(), is_next);
   }
   return line;
 }

@@ -48,18 +48,26 @@ std::string FormatKeepBest(const KeepBest& best);
 /// or one has an impossible name or keeps no step.
 Result<void> CheckRetention(const RetentionPolicy& policy);
 
-/// The latest step of a store is the one that was saved last, unless its number is not above that
-/// of the step from which it continued, as that of an old checkpoint that is imported: then it is
-/// that one. Returns the number of the step that precedes `saved` in this way, or nothing.
-/// `numbers` are those of all steps, ascending.
-std::optional<uint64_t> LaterThanSaved(const StepInfo& saved, std::span<const uint64_t> numbers);
+/// Returns whether `child` continued from `step`, or from one that an edit of itself has replaced by
+/// `step`, such as one that puts records of applications.
+bool IsParent(const StepInfo& step, const StepInfo& child);
 
-/// Returns the latest of `steps`, ascending; nothing if there are none.
+/// Returns whether a step has not a higher number than its parent, as an old checkpoint that is
+/// imported.
+inline bool IsBelowParent(const StepInfo& step) {
+  return step.parent && step.parent->step >= step.step;
+}
+
+/// Returns the latest of `steps`, all steps of a store, ascending; nothing if there are none. It is
+/// the one that was saved last, unless it is below its parent: then it is that parent, or, if that
+/// does not exist any more, the one between them that was saved last. Edits and merges count as
+/// saved when their source was.
 std::optional<uint64_t> LatestOf(std::span<const StepInfo> steps);
 
-/// Returns `end` and the steps on its line, each followed by the one from which it continued, or,
-/// if that does not exist any more, by the highest one below that. Steps that were saved later, or
-/// from which a run has gone back to a lower one, are not among them. `steps` are all steps of a
+/// Returns `end`, or, if it does not exist, the highest step below it, and the steps on its line,
+/// each followed by its parent, or, if that does not exist any more or has not a lower number, by
+/// the one that was saved last of those that are lower than both and were not saved later. Steps
+/// from which a run has gone back to a lower one are not among them. `steps` are all steps of a
 /// store, ascending.
 std::vector<uint64_t> LineOf(std::span<const StepInfo> steps, uint64_t end);
 

@@ -42,8 +42,7 @@ class Snapshot {
   /// otherwise along that of `newest`, which then remains. kDataLoss, kUnavailable: see Steps.
   Result<std::vector<uint64_t>> StepsToDelete(const RetentionPolicy& policy,
                                               std::optional<uint64_t> newest = {}) const;
-  /// Returns `step`, or the latest step: the one that was saved last, or, if that is below the step
-  /// from which it continued, that one. kNotFound: there is no such step; the message lists
+  /// Returns `step`, or the latest step (LatestOf in kv/base/retention.h). kNotFound: there is no such step; the message lists
   /// existing steps. kDataLoss, kUnavailable: see Steps.
   Result<StepInfo> FindStep(std::optional<uint64_t> step) const;
 

@@ -333,6 +333,25 @@ TEST_F(FooterRecoveryTest, TensorsThatShareMemoryAreRecoveredAsTheirOwner) {
   EXPECT_THAT(VerifyAll(), IsEmpty());
 }
 
+TEST_F(FooterRecoveryTest, MergeOfOldStepsIsNotTheLatest) {
+  for (uint64_t step = 1; step <= 3; ++step) {
+    const std::vector<float> values(1000, static_cast<float>(step * step));
+    StateDict state;
+    state.root().Tensor(
+        "w",
+        {DType::kFloat32, {values.size()}, {}, reinterpret_cast<const std::byte*>(values.data())});
+    Save(step, state);
+  }
+  const std::array<uint64_t, 2> merged{1, 2};
+  CAIRN_ASSERT_OK(store->Merge(merged, 9, {}));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Contents before, store->List({}));
+  EXPECT_EQ(before.step.step, 3u);
+  LoseAllRecords();
+  EXPECT_EQ(Rebuild().steps, 4u);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const Contents after, store->List({}));
+  EXPECT_EQ(after.step.step, 3u);
+}
+
 TEST_F(FooterRecoveryTest, OfTwoAttemptsAtAStepTheOneWithMoreBytesOrTheLaterIsTaken) {
   SaveFull(1, SomeTensors(1));
   SaveFull(1, SomeTensors(2), /*overwrite=*/true);

@@ -14,9 +14,11 @@ namespace cairn::simulation {
 namespace {
 
 ModelStep ModelStepOf(const kv::StepInfo& step) {
-  ModelStep found{.generation = step.generation, .saved_unix_ns = step.created_unix_ns};
-  if (step.parent) found.parent = step.parent->step;
-  return found;
+  return {.generation = step.generation,
+          .saved_unix_ns = step.created_unix_ns,
+          .attempt = step.attempt,
+          .parent = step.parent,
+          .is_edit_of_itself = step.base_step == step.step};
 }
 
 /// Returns what the snapshot shows of a state: everything but the versions.
@@ -46,25 +48,41 @@ void State::Add(uint64_t step, uint64_t version, const kv::internal::Root& root)
   added.generation = root.number;
 }
 
+std::optional<uint64_t> State::Before(uint64_t step) const {
+  const ModelStep& from = steps.at(step);
+  uint64_t limit = step;
+  if (from.parent) {
+    for (const auto& [number, found] : steps) {
+      const bool is_parent = found.attempt == from.parent->attempt ||
+                             (number == from.parent->step && found.is_edit_of_itself);
+      if (is_parent && number < step && found.saved_unix_ns <= from.saved_unix_ns) return number;
+    }
+    limit = std::min(limit, from.parent->step);
+  }
+  std::optional<uint64_t> last;
+  for (const auto& [number, found] : steps) {
+    if (number >= limit || found.saved_unix_ns > from.saved_unix_ns) continue;
+    if (found.parent && found.parent->step >= number && found.parent->step < limit) continue;
+    if (!last || found.saved_unix_ns >= steps.at(*last).saved_unix_ns) last = number;
+  }
+  return last;
+}
+
 void State::Save(uint64_t step, uint64_t version, const kv::internal::Root& root) {
   Add(step, version, root);
   if (keep_last == 0) return;
-  uint64_t left = keep_last, highest = keep_last;
-  uint64_t on_line = step;  // the highest that may be the next step on the line
-  int64_t saved_unix_ns = steps[step].saved_unix_ns;
+  std::set<uint64_t> on_line;
+  for (std::optional<uint64_t> next = step; next && on_line.size() < keep_last;) {
+    on_line.insert(*next);
+    next = Before(*next);
+  }
+  uint64_t highest = keep_last;
   for (auto each = std::next(steps.find(step)); each != steps.begin();) {
     --each;
-    const auto& [number, found] = *each;
     const bool is_tagged =
         std::ranges::any_of(tags, [&](const auto& tag) { return tag.second == each->first; });
-    bool is_kept = is_tagged || highest > 0;
+    const bool is_kept = is_tagged || highest > 0 || on_line.contains(each->first);
     if (highest > 0) --highest;
-    if (number <= on_line && found.saved_unix_ns <= saved_unix_ns) {
-      is_kept = is_kept || left > 0;
-      if (left > 0) --left;
-      saved_unix_ns = found.saved_unix_ns;
-      on_line = number == 0 ? 0 : std::min(number - 1, found.parent.value_or(number));
-    }
     if (!is_kept) each = steps.erase(each);
   }
 }

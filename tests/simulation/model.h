@@ -27,7 +27,9 @@ struct ModelStep {
   uint64_t generation = 0;  // number of the root that added it
   // As the root states them. A step without a parent continues from the one below it.
   int64_t saved_unix_ns = 0;
-  std::optional<uint64_t> parent = {};
+  std::string attempt = {};
+  std::optional<kv::ParentStep> parent = {};
+  bool is_edit_of_itself = false;
   friend bool operator==(const ModelStep&, const ModelStep&) = default;
 };
 
@@ -42,6 +44,9 @@ struct State {
   /// Adds the step, and deletes those that the policy does not keep: it keeps steps on the line.
   void Save(uint64_t step, uint64_t version, const kv::internal::Root& root);
   void Delete(uint64_t step);
+  /// Returns the step that follows on the line of `step`: its parent, or, if that does not exist any
+  /// more, the one that was saved last before it, below both.
+  std::optional<uint64_t> Before(uint64_t step) const;
   friend bool operator==(const State&, const State&) = default;
 };
 

@@ -457,14 +457,21 @@ class Store:
 
     def latest(self):
         """The step that was saved last, unless it was put below the one from which it continued."""
-        number = max(self.entries, default=None,
-                     key=lambda n: (self.entries[n].summary.created_unix_ns, n))
-        while number is not None and (parent := self.entries[number].summary.parent) is not None:
-            later = max(n for n in self.entries if n <= max(parent.step, number))
-            if later == number:
+        def saved_at(step):
+            return step.created_unix_ns, step.step
+
+        steps = [entry.summary for entry in self.entries.values()]
+        latest = max(steps, default=None, key=saved_at)
+        while latest and (parent := latest.parent) and parent.step >= latest.step:
+            higher = [step for step in steps if step.step > latest.step]
+            later = [step for step in higher if step.attempt == parent.attempt
+                     or step.step == parent.step == step.base_step
+                     and step.created_unix_ns <= latest.created_unix_ns]
+            later = later or [step for step in higher if step.step < parent.step]
+            if not later:
                 break
-            number = later
-        return number
+            latest = max(later, key=saved_at)
+        return latest and latest.step
 
     def step(self, name="latest"):
         """A step, by its number, its tag or "latest"."""

@@ -37,12 +37,15 @@ void RetireAttempts(StoreState& store, const std::string& attempt) {
 }  // namespace
 
 StepAttempt::StepAttempt(std::shared_ptr<StoreState> store_state, uint64_t step_number,
-                         const BeginOptions& begin_options, std::string attempt_name)
+                         const BeginOptions& begin_options, std::string attempt_name,
+                         Continuation continued)
     : store(std::move(store_state)),
       step(step_number),
       options(begin_options),
       attempt(std::move(attempt_name)),
-      created_unix_ns(NowUnixNs()),
+      continuation(std::move(continued)),
+      created_unix_ns(options.is_derived && continuation.step ? continuation.step->created_unix_ns
+                                                              : NowUnixNs()),
       segments({.storage = store->storage,
                 .store_uuid = store->uuid,
                 .epoch = store->epoch,

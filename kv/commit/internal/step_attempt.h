@@ -30,7 +30,7 @@ namespace cairn::kv::internal {
 class StepAttempt {
  public:
   StepAttempt(std::shared_ptr<StoreState> store, uint64_t step, const BeginOptions& options,
-              std::string attempt);
+              std::string attempt, Continuation continuation);
   ~StepAttempt();
   StepAttempt(const StepAttempt&) = delete;
   StepAttempt& operator=(const StepAttempt&) = delete;
@@ -57,6 +57,9 @@ class StepAttempt {
   const uint64_t step;
   const BeginOptions options;
   const std::string attempt;
+  const Continuation continuation;  // of rank 0: what the step continues from
+  /// Of a derived step, the time of its source: footers, from which a rebuild may recover it, have
+  /// it, too.
   const int64_t created_unix_ns;
 
   SegmentStream segments;
@@ -67,7 +70,6 @@ class StepAttempt {
   bool has_structure = false;
   uint64_t chunk_count = 0;
   uint64_t reused_chunk_count = 0;
-  Continuation continuation;             // of rank 0: what the step continues from
   std::vector<StepInfo> referred_steps;  // steps, besides the base, whose segments chunks may use
 
   // In a multi-rank store.

@@ -115,8 +115,16 @@ Result<StepEntryPtr> StepList::Find(uint64_t step) const {
 Result<StepEntryPtr> StepList::Latest() const {
   if (recent_.empty()) return numbers_.empty() ? nullptr : Find(numbers_.back());
   StepEntryPtr latest = *std::ranges::max_element(recent_, {}, kSavedAt);
-  while (const auto later = LaterThanSaved(latest->info, numbers_)) {
-    CAIRN_TRY_ASSIGN(latest, Find(*later));
+  while (IsBelowParent(latest->info)) {
+    CAIRN_TRY_ASSIGN(StepEntryPtr parent, Find(latest->info.parent->step));
+    if (parent == nullptr || !IsParent(parent->info, latest->info)) {
+      CAIRN_TRY_ASSIGN(const auto entries, All());
+      std::vector<StepInfo> all;
+      for (const StepEntryPtr& entry : entries) all.push_back(entry->info);
+      return Find(*LatestOf(all));
+    }
+    if (parent->info.step == latest->info.step) break;
+    latest = std::move(parent);
   }
   return latest;
 }

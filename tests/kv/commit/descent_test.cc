@@ -8,7 +8,9 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
+#include "kv/base/retention.h"
 #include "kv/copy_steps.h"
 #include "kv/storage/files/internal/memory_storage.h"
 #include "kv/store.h"
@@ -21,6 +23,8 @@ namespace {
 
 using cairn::testing::IsError;
 using internal::MemoryStorage;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
 using namespace cairn::kv::testing;  // NOLINT(google-build-using-namespace)
 
 class DescentTest : public ::testing::Test {
@@ -114,6 +118,27 @@ TEST_F(DescentTest, DerivedStepIsNoParentUnlessItReplacesThatOfTheNextStep) {
   ExpectParent(Save(3), edited);
 }
 
+TEST_F(DescentTest, StepThatIsMadeOfAnOldOneIsNotTheLatest) {
+  for (const uint64_t step : {10, 20, 30}) Save(step);
+  const auto latest = [&] {
+    const auto reader = Store::Open(storage_, OpenMode::kRead);
+    return (*reader)->Latest().value()->FindStep(std::nullopt)->step;
+  };
+  const BeginOptions of_10{.parent = 10, .is_derived = true};
+  CAIRN_ASSERT_OK(SaveSame(29, Find(10), of_10));
+  CAIRN_ASSERT_OK(SaveSame(99, Find(10), of_10));
+  EXPECT_EQ(latest(), 30u);
+  store_->ContinueFrom(Find(30));
+  Save(5);  // an old checkpoint is imported
+  EXPECT_EQ(latest(), 30u);
+  // Neither if it is the highest one that is not above the parent of the import, nor under its
+  // number.
+  CAIRN_ASSERT_OK(store_->Delete(std::array<uint64_t, 1>{30}));
+  EXPECT_EQ(latest(), 20u);
+  CAIRN_ASSERT_OK(SaveSame(30, Find(10), of_10));
+  EXPECT_EQ(latest(), 20u);
+}
+
 TEST_F(DescentTest, CallerNamesParentAndRun) {
   const StepInfo first = Save(1);
   Save(2);
@@ -140,6 +165,48 @@ TEST_F(DescentTest, CopiesAndRebuildsKeepIt) {
   Open();
   EXPECT_EQ(Find(2).parent, second.parent);
   EXPECT_EQ(Find(2).run, second.run);
+}
+
+// --- Lines
+
+StepInfo Saved(uint64_t step, int64_t created_unix_ns, const std::string& attempt,
+               std::optional<ParentStep> parent = {}) {
+  StepInfo info{.step = step, .created_unix_ns = created_unix_ns, .attempt = attempt};
+  info.parent = std::move(parent);
+  return info;
+}
+
+TEST(LineTest, LeavesOutAStepThatHasReplacedTheParent) {
+  const StepInfo first = Saved(10, 1, "a");
+  const StepInfo third = Saved(30, 3, "c", ParentStep{20, "b"});
+  StepInfo other = Saved(20, 1, "b2", ParentStep{10, "a"});  // made of step 10
+  other.base_step = 10;
+  EXPECT_THAT(LineOf(std::array{first, other, third}, 30), ElementsAre(30, 10));
+  // An edit of itself contains the same state.
+  StepInfo edited = Saved(20, 2, "b2", ParentStep{10, "a"});
+  edited.base_step = 20;
+  EXPECT_THAT(LineOf(std::array{first, edited, third}, 30), ElementsAre(30, 20, 10));
+}
+
+TEST(LineTest, FollowsTheAttemptUnderAnotherNumber) {
+  const std::array steps{Saved(10, 1, "a"), Saved(15, 1, "x"),
+                         Saved(110, 2, "b", ParentStep{20, "a"}),
+                         Saved(120, 3, "c", ParentStep{30, "b"})};
+  EXPECT_THAT(LineOf(steps, 120), ElementsAre(120, 110, 10));
+}
+
+TEST(LineTest, GoesOnWithTheStepThatWasSavedLastBelowAParentThatWasDeleted) {
+  const std::array steps{Saved(5, 1, "a"),
+                         Saved(7, 1, "a2", ParentStep{5, "a"}),  // made of step 5
+                         Saved(10, 2, "b", ParentStep{5, "a"}),
+                         Saved(12, 5, "e", ParentStep{10, "b"}),  // the run has gone back to 10
+                         Saved(20, 3, "c", ParentStep{10, "b"}),
+                         Saved(30, 4, "d", ParentStep{20, "c"}),
+                         Saved(40, 7, "g", ParentStep{35, "f"})};  // 35 continued from 12
+  EXPECT_THAT(LineOf(steps, 40), ElementsAre(40, 12, 10, 5));
+  EXPECT_THAT(LineOf(steps, 30), ElementsAre(30, 20, 10, 5));
+  EXPECT_THAT(LineOf(steps, 6), ElementsAre(5));
+  EXPECT_THAT(LineOf(steps, 4), IsEmpty());
 }
 
 }  // namespace
