@@ -5,17 +5,22 @@ from __future__ import annotations
 import inspect
 import os
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from cairn import _cairn
 from cairn._base.addresses import absolute_address
 from cairn._base.open_options import OpenOptions
-from cairn._ranks.ranks import Ranks, choose_ranks
+from cairn._ranks.ranks import Ranks, choose_ranks, default_group
+from cairn._save.differing import Compared
 from cairn._save.options import SaveOptions
 from cairn._save.save import prepare_save
 from cairn.store import Store
 
 if TYPE_CHECKING:
     from cairn.reports import SaveReport
+
+_compared: WeakKeyDictionary[Any, dict[str, Compared]] = WeakKeyDictionary()
+"""What calls have compared, by process group and address."""
 
 
 def save_by_address(
@@ -29,6 +34,9 @@ def save_by_address(
         options["tags"] = tuple(options.get("tags", ()))  # iterated twice
     opening = OpenOptions(alone=alone)
     ranks = choose_ranks(None, alone, opening.timeout)
+    if ranks.world_size > 1:  # the next call is not the first save
+        by_address = _compared.setdefault(default_group(), {})
+        ranks.compared = by_address.setdefault(absolute_address(address), Compared())
     if options.get("mirror") is not None:
         from cairn._mirror.options import mirror_chain
 

@@ -13,7 +13,7 @@ from cairn._load.in_place import locate, read_source
 from cairn._load.key_errors import missing_keys
 from cairn._load.load import LoadOptions
 from cairn._opened.opened import Opened
-from cairn._save.differing import differences, elements_at, samples
+from cairn._save.differing import Compared, differences, samples
 from cairn._save.flatten import flatten
 from cairn._tensors.stateful import StatefulAdapter
 from cairn.errors import Refusals
@@ -111,10 +111,10 @@ def check_state(
         sizes = flat.batch.sizes()
         own_samples: list[tuple[str, str, int]] = []
         if ranks.world_size > 1:
-            flat.batch.take_samples(0, elements_at)
+            Compared().take_samples(flat.batch, 0, True, True)
             unusable = _by_fqn(refused)
             found = samples(flat, adapter.buffers())
-            own_samples = [one for one in found if one[0] not in unusable]
+            own_samples = [one for one in found if one[2] and one[0] not in unusable]
         written: int | None = None
         latest = opened.native.latest()
         if latest is not None:

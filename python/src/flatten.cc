@@ -2,19 +2,15 @@
 
 #include "python/src/flatten.h"
 
-#include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <array>
 #include <map>
 #include <set>
 #include <string>
 #include <utility>
 
 #include "core/state_dict/value.h"
-#include "core/tensor/strided_copy.h"
-#include "kv/base/digest.h"
 #include "python/src/convert.h"
 #include "python/src/errors.h"
 #include "python/src/gil.h"
@@ -177,113 +173,32 @@ nb::tuple ToPyPlacements(const std::vector<core::Placement>& placements) {
 
 }  // namespace
 
-nb::tuple Batch::Layout() const {
+nb::tuple Batch::Layout(bool values) const {
   constexpr int64_t kWhole = -1;
   constexpr int64_t kParts = -2;
+  constexpr int64_t kValue = -3;
   MeshTable meshes;
-  nb::list tensors;
-  for (const auto& [fqn, slot] : TensorSlots(state)) {
+  nb::list entries;
+  const std::vector<core::Leaf> leaves = Unwrap(core::FlattenTree(state.tree));
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    const nb::object fqn = ToPyText(leaves[i].fqn);
+    const uint32_t slot = state.slot[i];
+    if (!core::IsTensor(state.tree.nodes[leaves[i].node].kind)) {
+      if (values) entries.append(nb::make_tuple(fqn, kValue, nb::make_tuple(), nb::make_tuple()));
+      continue;
+    }
     const auto found = state.shardings.find(slot);
     if (found == state.shardings.end()) {
-      tensors.append(nb::make_tuple(ToPyText(fqn), kWhole, ToPyNumbers(state.tensors[slot].shape),
-                                    nb::make_tuple()));
+      entries.append(
+          nb::make_tuple(fqn, kWhole, ToPyNumbers(state.tensors[slot].shape), nb::make_tuple()));
       continue;
     }
     const core::Sharding& sharding = found->second;
     const int64_t form = sharding.mesh == nullptr ? kParts : meshes.IndexOf(*sharding.mesh);
-    tensors.append(nb::make_tuple(ToPyText(fqn), form, ToPyNumbers(sharding.global_shape),
+    entries.append(nb::make_tuple(fqn, form, ToPyNumbers(sharding.global_shape),
                                   ToPyPlacements(sharding.placements)));
   }
-  return nb::make_tuple(meshes.meshes(), tensors);
-}
-
-namespace {
-
-constexpr uint64_t kRuns = 64;
-constexpr uint64_t kRunElements = 16;
-
-constexpr uint64_t kSampledElements = kRuns * kRunElements;
-
-/// First elements, in row-major order, and their numbers.
-using Runs = std::vector<std::pair<uint64_t, uint64_t>>;
-
-Runs SampledRuns(uint64_t element_count, uint64_t shift) {
-  if (element_count <= kSampledElements) return {{0, element_count}};
-  const uint64_t distance = element_count / kRuns;
-  const uint64_t first = shift * kRunElements % (distance - kRunElements + 1);
-  Runs runs;
-  for (uint64_t i = 0; i < kRuns; ++i) runs.emplace_back(i * distance + first, kRunElements);
-  return runs;
-}
-
-/// Returns the digest of these elements of a tensor in host memory.
-uint64_t DigestOf(const core::TensorView& tensor, const Runs& runs) {
-  const uint64_t element_bytes = schema::ElementBytes(tensor.dtype);
-  std::array<std::byte, kSampledElements * 16> sample;  // complex128 has 16 bytes
-  std::span<std::byte> left(sample);
-  for (const auto& [begin, count] : runs) {
-    core::GatherBytes(tensor, begin * element_bytes, left.first(count * element_bytes));
-    left = left.subspan(count * element_bytes);
-  }
-  return kv::Checksum64(std::span(sample).first(sample.size() - left.size()));
-}
-
-/// `on_device`: see TakeSamples.
-uint64_t SampleOf(const core::TensorView& tensor, nb::handle owner, uint64_t shift,
-                  nb::handle on_device) {
-  const uint64_t count = core::ElementCount(tensor.shape).value_or(0);
-  const bool is_on_host = tensor.device == core::kHostDevice;
-  // The common case of states with many tensors: a copy of each costs a third more.
-  if (is_on_host && count <= kSampledElements && tensor.strides.empty()) {
-    return kv::Checksum64({tensor.data, count * schema::ElementBytes(tensor.dtype)});
-  }
-  const Runs runs = SampledRuns(count, shift);
-  if (is_on_host) return DigestOf(tensor, runs);
-  const auto bytes = nb::cast<nb::bytes>(on_device(owner, nb::cast(runs)));
-  return kv::Checksum64({reinterpret_cast<const std::byte*>(bytes.c_str()), bytes.size()});
-}
-
-}  // namespace
-
-std::pair<uint64_t, uint64_t> Batch::TakeSamples(uint64_t shift, nb::handle on_device) {
-  samples.clear();
-  samples.reserve(state.slot.size());
-  // Digests of keys and contents, in tree order; of values and of tensors.
-  std::array<std::vector<uint64_t>, 2> sums;
-  for (auto& sum : sums) sum.reserve(2 * state.tree.nodes.size());
-  for (const core::Node& node : state.tree.nodes) {
-    const uint64_t key = kv::Checksum64(std::as_bytes(std::span(node.key)));
-    if (core::IsContainer(node.kind)) {
-      for (auto& sum : sums) sum.push_back(key);
-      continue;
-    }
-    const bool is_tensor = core::IsTensor(node.kind);
-    const uint32_t slot = state.slot[samples.size()];
-    uint64_t digest = 0;
-    if (!is_tensor) {
-      const core::Value& value = state.values[slot];
-      digest = core::IsLong(value) ? kv::Checksum64(core::BytesOf(value))
-                                   : kv::Checksum64(Unwrap(core::EncodeValue(value)));
-    } else if (!state.shardings.contains(slot)) {
-      digest = SampleOf(state.tensors[slot], owners[slot], shift, on_device);
-    }
-    samples.push_back(digest);
-    sums[is_tensor].push_back(key);
-    sums[is_tensor].push_back(digest);
-  }
-  return {kv::Checksum64(std::as_bytes(std::span(sums[0]))),
-          kv::Checksum64(std::as_bytes(std::span(sums[1])))};
-}
-
-nb::list Batch::Samples() const {
-  nb::list list;
-  const std::vector<core::Leaf> leaves = Unwrap(core::FlattenTree(state.tree));
-  for (size_t i = 0; i < leaves.size(); ++i) {
-    const bool is_tensor = core::IsTensor(state.tree.nodes[leaves[i].node].kind);
-    if (is_tensor && state.shardings.contains(state.slot[i])) continue;
-    list.append(nb::make_tuple(ToPyText(leaves[i].fqn), is_tensor, samples[i]));
-  }
-  return list;
+  return nb::make_tuple(meshes.meshes(), entries);
 }
 
 nb::list Batch::LongValues() const {

@@ -4,10 +4,11 @@
 #include <nanobind/nanobind.h>
 
 #include <functional>
-#include <utility>
+#include <string>
 #include <vector>
 
 #include "core/state_dict/state_dict.h"
+#include "python/src/convert.h"
 #include "python/src/torch_access.h"
 
 namespace cairn::python {
@@ -20,24 +21,34 @@ struct Batch {
   core::StateDict state;
   std::vector<nb::object> owners;        // owners of the memory of each tensor of `state`
   std::vector<BorrowedTensor> borrowed;  // the torch tensors among these
-  std::vector<uint64_t> samples;         // by leaf, from TakeSamples
+  std::vector<uint64_t> names;           // digests of the FQNs by leaf, from LayoutDigest
+  std::vector<uint64_t> samples;         // of FQN and contents by leaf; 0: not compared
 
   /// Returns a check for SaveOptions::check_memory, which is called without the GIL.
   /// kInvalidArgument: `storage.resize_` has freed memory that `state` borrows. Borrows this object
   /// and `tree`, the tree of `state`.
   std::function<Result<void>()> MemoryCheck(const core::StateTree& tree) const;
 
-  /// Returns how the tensors are distributed over ranks, as (meshes, tensors). A mesh is (sizes,
-  /// ranks). A tensor is (FQN, form, global shape, placements); tensors are sorted by FQN. The form
-  /// is the index of its mesh, -1 for a complete tensor, and -2 for explicit boxes.
-  nb::tuple Layout() const;
-  /// Sets `samples`, what should be equal on the ranks that have the same key: digests of complete
-  /// tensors and plain values. Returns the digest of those of the values and that of those of the
-  /// tensors. The digest of a tensor of more than 1,024
-  /// elements is that of 64 runs of 16 elements, in row-major order; `shift` moves them.
-  /// `on_device(owner, runs)` returns the bytes of these elements of a tensor in device memory.
-  std::pair<uint64_t, uint64_t> TakeSamples(uint64_t shift, nb::handle on_device);
-  /// Returns the samples as (FQN, whether it is a tensor, digest).
+  /// Returns how the leaves are distributed over ranks, as (meshes, leaves). A mesh is (sizes,
+  /// ranks). A leaf is (FQN, form, global shape, placements), in tree order. The form is the index
+  /// of its mesh, -1 for a complete tensor, and -2 for explicit boxes. With `values`, the leaves
+  /// include plain values, of the form -3.
+  nb::tuple Layout(bool values) const;
+  /// Returns a digest of what Layout returns, in hexadecimal digits.
+  std::string LayoutDigest();
+  /// Sets `samples`, of values and of tensors if they are wanted. Up to 64 elements are digested
+  /// completely, otherwise runs of 16 elements, in row-major order: one per 8,192 elements, at
+  /// least one and at most 64, which `shift` moves. Of tensors of less than 8,192 elements, `shift`
+  /// selects an eighth. If `complete`, up to 1,024 elements are digested completely, and 64 runs of
+  /// all others. Device memory is read after the work of `streams`.
+  void TakeSamples(uint64_t shift, bool complete, bool values, bool tensors,
+                   const Streams& streams);
+  /// Returns, for each group of leaves, the sum of the samples of its values and that of its
+  /// tensors. `groups` has the number of the group of each leaf in 32 bits; leaves with a higher
+  /// number than `group_count` are ignored. Empty: all leaves are in group 0.
+  nb::list SampleSums(nb::bytes groups, size_t group_count) const;
+  /// Returns, in tree order, (FQN, whether it is a tensor, whether it is always digested
+  /// completely, sample).
   nb::list Samples() const;
   /// Returns (FQN, bytes, address on this rank) of each leaf. The bytes are those of the complete
   /// tensor, or of a long value; other values have none, and no value has an address.

@@ -62,8 +62,11 @@ void BindRecords(nb::module_& m) {
   });
   nb::class_<Batch>(m, "Batch")
       .def("__len__", [](const Batch& self) { return self.state.slot.size(); })
-      .def("layout", &Batch::Layout)
-      .def("take_samples", &Batch::TakeSamples, nb::arg("shift"), nb::arg("on_device"))
+      .def("layout", &Batch::Layout, nb::arg("values") = false)
+      .def("layout_digest", &Batch::LayoutDigest)
+      .def("take_samples", &Batch::TakeSamples, nb::arg("shift"), nb::arg("complete"),
+           nb::arg("values"), nb::arg("tensors"), nb::arg("streams"))
+      .def("sample_sums", &Batch::SampleSums, nb::arg("groups"), nb::arg("group_count"))
       .def("samples", &Batch::Samples)
       .def("sizes", &Batch::Sizes)
       .def("long_values", &Batch::LongValues)

@@ -97,6 +97,16 @@ def test_copies_of_the_same_shard_are_saved_once(rank, path):
         assert torch.equal(store.read()["table"], WHOLE)
 
 
+@with_ranks(2)
+def test_later_saves_write_the_new_memory_of_known_shards(rank, path):
+    with cairn.open(path, mode="a") as store:
+        for step in range(3):
+            whole = WHOLE + step
+            widths = (3, 5) if rank else (3,)  # rank 0 writes the first shard, which both have
+            store.save(step, {"table": columns(0, *widths, whole=whole)})
+            assert torch.equal(store.read()["table"], whole)
+
+
 @has_protocol
 @with_ranks(2)
 def test_dcp_and_the_native_api_read_each_others_shards(rank, path):

@@ -14,6 +14,7 @@ from torch.distributed.tensor import Shard
 
 import cairn
 from cairn import SaveTuning
+from cairn._by_address import save_by_address
 
 REFUSE, WARN, IGNORE = (SaveTuning(differing=one) for one in ("refuse", "warn", "ignore"))
 
@@ -95,9 +96,9 @@ def test_by_option_tensors_cause_a_warning(rank, path):
 
 @with_ranks(2)
 def test_a_sampled_difference_is_refused_in_the_first_save_and_causes_a_warning_later(rank, path):
-    """Each save compares other elements of a large tensor."""
-    value = torch.zeros(64 * 64)
-    value[100] += rank
+    """Each save compares other elements of a large tensor: in the first one 64 runs, later 8."""
+    value = torch.zeros(256 * 256)
+    value[40] += rank
     with cairn.open(path, mode="a") as store:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -105,10 +106,10 @@ def test_a_sampled_difference_is_refused_in_the_first_save_and_causes_a_warning_
                 store.save(step, {"w": value})
                 assert len(caught) == (rank == 0 and step >= 2)
         with pytest.raises(cairn.Invalid, match="'w': rank 1 holds other data"):
-            store.save(5, {"w": value}, tuning=REFUSE)
+            store.save(513, {"w": value}, tuning=REFUSE)
     with cairn.open(path, mode="a") as store:
         with pytest.raises(cairn.Invalid, match="'w': rank 1 holds other data"):
-            store.save(5, {"w": value})
+            store.save(65, {"w": value})
 
 
 @with_ranks(2)
@@ -130,3 +131,56 @@ def test_buffers_that_differ_cause_one_warning_without_advice_to_rename_them(ran
         assert "running_mean': rank 1" in first and "seen': rank 1" in first
         assert "name.{rank}" not in first
         assert second.startswith("'position': rank 1 holds another value")
+
+
+def exchanged(store: cairn.Store) -> list[int]:
+    """The lengths of what this rank sends to the others from now on."""
+    lengths: list[int] = []
+    exchange = store.opened.ranks.exchange
+
+    def counted(work):
+        def own() -> bytes:
+            message = work()
+            lengths.append(len(message))
+            return message
+
+        return exchange(own)
+
+    store.opened.ranks.exchange = counted
+    return lengths
+
+
+@with_ranks()
+def test_keys_that_only_some_ranks_have_are_compared_among_these(rank, path):
+    """Two stages of a pipeline, each on two ranks, and a random state per rank."""
+    stage = f"stage{rank // 2}"
+    state = {f"{stage}.{i}": torch.full((9,), float(i)) for i in range(2000)}
+    if rank % 2:  # another order of the same keys
+        state = dict(reversed(state.items()))
+    state |= {f"rng.{rank}": torch.full((5,), float(rank)), "all": torch.ones(3)}
+    with cairn.open(path, mode="a") as store:
+        lengths = exchanged(store)
+        store.save(1, state)
+        store.save(2, state)
+        assert len(lengths) == 4 and lengths[-1] < 1000  # the lists of keys only once
+        different = {**state, f"{stage}.7": torch.full((9,), float(rank))}
+        text = r"'stage0\.7': rank 1 holds .* rank 0; 'stage1\.7': rank 3 holds .* rank 2\. "
+        for step in (3, 4):
+            with pytest.raises(cairn.Invalid, match=text):
+                store.save(step, different)
+        assert max(lengths[4:]) < 20_000  # only samples of the parts that differ
+        with pytest.raises(cairn.Invalid, match="'all': rank 3 holds other data than rank 0"):
+            store.save(5, {**state, "all": torch.full((3,), float(rank == 3))})
+        store.save(6, {**state, f"new.{rank}": torch.ones(2), "late": torch.ones(2)})
+        assert store.read("late")["late"].tolist() == [1, 1]
+
+
+@with_ranks(2)
+def test_saves_by_address_compare_as_those_of_one_store(rank, path):
+    value = torch.zeros(256 * 256)
+    value[40] += rank  # is compared in step 2 (see above)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(4):
+            save_by_address(path, step, {"w": value})
+            assert len(caught) == (rank == 0 and step >= 2)

@@ -113,6 +113,7 @@ OF_HEADER = {
         )
     },
     "python/src/store_binding.h": {"python/src/step_line.cc"},
+    "python/src/flatten.h": {"python/src/rank_samples.cc"},
 }
 
 

@@ -62,10 +62,10 @@ class Ranks:
         self._nccl_objection = nccl_objection
         self._bound_device = bound_device
         self._warning: str | None = None
-        self.has_warned_of: set[str] = set()
-        """Kinds of contents that differ between ranks, of which a warning has been issued."""
-        self.has_compared = False
-        """Whether a save has compared the tensors of the ranks and was not refused."""
+        self.compared: Any = None
+        """The cairn._save.differing.Compared of the saves; None before the first."""
+        self.layouts: Any = None
+        """What the ranks hold, as their last save has found it: cairn._save.multi_rank_save."""
         self._has_nccl: bool | None = None
         """None until a call has tensors on devices; after that, equal on all ranks."""
         self.transport = (

@@ -1,8 +1,9 @@
 """Multi-rank saves: what each rank holds, and which rank writes what several ranks hold.
 
-Before a save, the ranks exchange a digest of their arguments and of the layout of their tensors. If
-all digests are equal, which is the common case, nothing more is needed. Otherwise they exchange the
-complete layouts, and handle three cases that C++ cannot detect from one rank:
+Before a save, the ranks exchange digests of their arguments and of the layout of their tensors. If
+the layouts are equal, which is the common case, or as in the last save, nothing more is needed.
+Otherwise they exchange the complete layouts, and handle three cases that C++ cannot detect from one
+rank:
 
 - A replicated tensor that only some ranks have (a pipeline stage, or the state of one rank) is
   written by these ranks together.
@@ -24,11 +25,34 @@ from typing import Any, NamedTuple
 from cairn import _cairn
 from cairn._ranks.ranks import Ranks
 from cairn._ranks.sharded import REPLICATE
-from cairn._save.differing import BUFFER, SAMPLED, TENSOR, VALUE, check_equal, elements_at, samples
+from cairn._save.differing import (
+    ONE_VALUE,
+    PARTS,
+    REPLICATED,
+    VALUE,
+    Compared,
+    Groups,
+    check_equal,
+    differing_groups,
+    differing_keys,
+    groups_of,
+    samples,
+)
 from cairn._save.flatten import FlatState
 from cairn.errors import Invalid
 
-REPLICATED, PARTS = -1, -2  # Batch.layout(); other forms are meshes
+
+class Layouts(NamedTuple):
+    """What the ranks hold, and what follows for this rank. Valid as long as no digest changes."""
+
+    digests: list[str]
+    """By rank."""
+    shardings: list[tuple[str, tuple]]
+    """By FQN, in place of those that C++ knows."""
+    written: dict[str, set[tuple]]
+    """(offsets, sizes) of the shards that lower ranks write, by FQN, where shards may be copies."""
+    groups: Groups | None
+    """None: all ranks have all leaves."""
 
 
 class _Holder(NamedTuple):
@@ -55,45 +79,81 @@ def prepare_together(
     under one key and ``differing`` (`SaveTuning.differing`) does not permit it. ``buffers()``: the
     FQNs of buffers of modules, once the state is prepared.
     """
+    if ranks.world_size == 1:
+        return _prepare_alone(prepare)
+    everyone = Groups(b"", [tuple(range(ranks.world_size))])
+    compared = ranks.compared = ranks.compared or Compared()
 
     def prepare_local() -> tuple[tuple[dict[str, Any], FlatState], Any]:
-        prepared = prepare()
-        layout, long, contents = "", "", [None, None]
-        if ranks.world_size > 1:
-            layout = _digest(_layout(*prepared))
-            long = _digest(prepared[1].batch.long_values())
-            if any(checked):
-                sums = prepared[1].batch.take_samples(prepared[0]["step"], elements_at)
-                contents = [one if is_checked else None for one, is_checked in zip(sums, checked)]
-        return prepared, (len(prepared[1].batch) > 0, differing, layout, long, *contents)
+        arguments, flat = prepare()
+        batch = flat.batch
+        layout = _digest([batch.layout_digest(), *_described(flat)])
+        needed = compared.take_samples(batch, arguments["step"], *compared.needs(differing))
+        known: Layouts | None = ranks.layouts
+        groups = everyone
+        if known is not None and known.digests[ranks.rank] == layout:
+            groups = known.groups or everyone
+        sums = groups.sums(batch, ranks.rank) if any(needed) else []
+        own = len(batch) > 0, differing, _digest(arguments), layout, _digest(batch.long_values())
+        return (arguments, flat), (*own, needed, groups is not everyone, sums)
 
-    kinds = ({VALUE}, {TENSOR, SAMPLED, BUFFER})  # of values, of tensors
-    needless = set() if differing == "refuse" else ranks.has_warned_of
-    if differing is None:
-        needless = needless & {VALUE}  # tensors may have to be refused
-    checked = [differing != "ignore" and not of <= needless for of in kinds]
-    prepared, replies = ranks.run_and_exchange(prepare_local)
-    flat = prepared[1]
-    has_leaves, given, layout, long, *contents = map(set, zip(*replies))
-    if len(given) > 1:
+    (arguments, flat), replies = ranks.run_and_exchange(prepare_local)
+    has_leaves, given, saved_with, digests, long, *rest = map(list, zip(*replies))
+    needed, is_grouped, sums = rest
+    if len(set(given)) > 1:
         raise Invalid("SaveTuning(differing=) is not the same on all ranks")
+    _check_matched(flat, any(has_leaves))
+    if len(set(saved_with)) > 1:
+        _refuse_arguments(ranks.exchange_values(lambda: arguments))
+    layouts = ranks.layouts
+    is_known = layouts is not None and layouts.digests == digests
+    is_equal = len(set(digests)) == 1 and not flat.copied
+    if not is_known:
+        if is_equal:
+            layouts = Layouts(digests, [], {}, None)
+        else:
+            all_layouts = ranks.exchange_values(lambda: _layout(flat))
+            layouts = Layouts(digests, *_arranged(all_layouts, ranks.rank))
+        ranks.layouts = layouts
+    values, tensors = map(all, zip(*needed))
+    if values or tensors:
+        groups = layouts.groups or everyone
+        if not is_known and (not is_equal or any(is_grouped)):
+            sums = ranks.exchange_values(lambda: groups.sums(flat.batch, ranks.rank))
+        found = differing_groups(sums, values, tensors)
+        if found:
+
+            def own() -> list[tuple[str, str, int]]:
+                return [
+                    one if (values if one[1] == VALUE else tensors) else (*one[:2], 0)
+                    for one in samples(flat, buffers())
+                ]
+
+            different = differing_keys(ranks, groups, found, own)
+            check_equal(ranks, different, differing)
+    compared.has_compared |= tensors
+    for fqn, sharding in layouts.shardings:
+        flat.batch.set_sharding(fqn, sharding)
+    for fqn, (shape, _, parts) in flat.copied.items():
+        own_parts = [part for part in parts if part[:2] not in layouts.written.get(fqn, ())]
+        if len(own_parts) < len(parts):
+            flat.batch.set_sharding(fqn, (shape, None, own_parts))
+    _leave_long_values(ranks, flat, is_same=len(set(long)) == 1)
+    return arguments, flat
+
+
+def _prepare_alone(
+    prepare: Callable[[], tuple[dict[str, Any], FlatState]],
+) -> tuple[dict[str, Any], FlatState]:
+    arguments, flat = prepare()
+    _check_matched(flat, len(flat.batch) > 0)
+    return arguments, flat
+
+
+def _check_matched(flat: FlatState, has_leaves: bool) -> None:
     # A mistyped pattern must not silently save nothing.
-    if flat.patterns and not any(has_leaves):
+    if flat.patterns and not has_leaves:
         raise Invalid(f"no key of the state matches {flat.patterns}: there is nothing to save")
-    if any(len(sums) > 1 for sums in contents):
-
-        def own() -> list[tuple[str, str, int]]:
-            found = samples(flat, buffers())
-            return [one for one in found if checked[one[1] != VALUE]]
-
-        check_equal(ranks, own, differing)
-    ranks.has_compared = ranks.has_compared or checked[1]
-    if len(layout) > 1 or flat.copied:
-        layouts = ranks.exchange_values(lambda: _layout(*prepared))
-        _set_shardings(flat, layouts, ranks.rank)
-    if ranks.world_size > 1:
-        _leave_long_values(ranks, flat, is_same=len(long) == 1)
-    return prepared
 
 
 def _leave_long_values(ranks: Ranks, flat: FlatState, is_same: bool) -> None:
@@ -106,27 +166,39 @@ def _leave_long_values(ranks: Ranks, flat: FlatState, is_same: bool) -> None:
         flat.batch.leave_to_first([one[0] for one in own if one in known])
 
 
-def _digest(layout: list[Any]) -> str:
+def _refuse_arguments(arguments: list[dict[str, Any]]) -> None:
+    other = next(rank for rank, one in enumerate(arguments) if one != arguments[0])
+    raise Invalid(
+        f"rank 0 saves with {arguments[0]}, rank {other} with {arguments[other]}: "
+        "all ranks give the same arguments"
+    )
+
+
+def _digest(described: Any) -> str:
     import hashlib
     import json
 
     # Integers may be numpy's.
-    encoded = json.dumps(layout, default=operator.index).encode()
+    encoded = json.dumps(described, default=operator.index).encode()
     return hashlib.blake2b(encoded, digest_size=16).hexdigest()
 
 
-def _layout(arguments: dict[str, Any], flat: FlatState) -> list[Any]:
+def _described(flat: FlatState) -> tuple[Any, Any]:
+    """What the layout of the batch does not contain."""
     boxes = {fqn: [part[:2] for part in parts] for fqn, (*_, parts) in flat.copied.items()}
-    return [arguments, *flat.batch.layout(), flat.groups, boxes]
+    return flat.groups, boxes
 
 
-def _set_shardings(flat: FlatState, layouts: list[list[Any]], rank: int) -> None:
-    for other, layout in enumerate(layouts):
-        if layout[0] != layouts[0][0]:
-            raise Invalid(
-                f"rank 0 saves with {layouts[0][0]}, rank {other} with {layout[0]}: "
-                "all ranks give the same arguments"
-            )
+def _layout(flat: FlatState) -> list[Any]:
+    return [*flat.batch.layout(values=True), *_described(flat)]
+
+
+def _arranged(
+    layouts: list[list[Any]], rank: int
+) -> tuple[list[tuple[str, tuple]], dict[str, set[tuple]], Groups]:
+    """What follows for a rank from the layouts of all ranks."""
+    leaves = [[(fqn, form) for fqn, form, *_ in layout[1]] for layout in layouts]
+    shardings = []
     holders = _holders(layouts)
     meshes: dict[tuple, _cairn.Mesh] = {}
     for fqn, held in holders.items():
@@ -139,23 +211,22 @@ def _set_shardings(flat: FlatState, layouts: list[list[Any]], rank: int) -> None
         shape, mesh, rest = sharding
         if mesh is not None and mesh not in meshes:
             meshes[mesh] = _cairn.Mesh(*mesh)
-        flat.batch.set_sharding(fqn, (shape, None if mesh is None else meshes[mesh], rest))
-    for fqn, (shape, _, parts) in flat.copied.items():
-        written = {
-            (tuple(offsets), tuple(sizes))
-            for layout in layouts[:rank]
-            for offsets, sizes in layout[4].get(fqn, [])
-        }
-        own = [part for part in parts if part[:2] not in written]
-        if len(own) < len(parts):
-            flat.batch.set_sharding(fqn, (shape, None, own))
+        shardings.append((fqn, (shape, None if mesh is None else meshes[mesh], rest)))
+    written: dict[str, set[tuple]] = {}
+    for *_, boxes in layouts[:rank]:
+        for fqn, of_rank in boxes.items():
+            found = written.setdefault(fqn, set())
+            found.update((tuple(at), tuple(sizes)) for at, sizes in of_rank)
+    return shardings, written, groups_of(leaves, rank)
 
 
 def _holders(layouts: list[list[Any]]) -> dict[str, list[_Holder]]:
     """The holders of each tensor by FQN, in the order of ranks."""
     holders: dict[str, list[_Holder]] = {}
-    for rank, (_, meshes, tensors, groups, _) in enumerate(layouts):
-        for fqn, form, shape, placements in tensors:
+    for rank, (meshes, leaves, groups, _) in enumerate(layouts):
+        for fqn, form, shape, placements in leaves:
+            if form == ONE_VALUE:
+                continue
             sizes, members = meshes[form] if form >= 0 else ([], groups.get(fqn, []))
             if form >= 0 and rank not in members:
                 continue

@@ -44,8 +44,9 @@ class SaveTuning:
     """Of rank 0: bytes to store with the step by name (:meth:`cairn.Store.record`)."""
     differing: Literal["refuse", "warn", "ignore"] | None = None
     """What happens if ranks hold different plain tensors or values under one key, of which a step
-    stores those of one rank (docs/python-ranks.md). By default, tensors are refused, and the first
-    save with such values, or buffers of modules, warns."""
+    stores those of one rank. By default, tensors are refused, and the first save with such values,
+    or buffers of modules, warns. Sharded tensors are not compared. Later saves compare samples of
+    tensors with more than 64 elements, and warn (docs/python-ranks.md)."""
     parent: int | None = None
     """Of rank 0: the step from which this one continues; by default the one that this store has
     loaded or saved last, otherwise its newest one (docs/versions.md)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from device_memory import control, to_cuda, to_host
+from device_memory import Memory, control, to_cuda, to_host
 from rank_connections import nothing_is_left, patience  # noqa: F401 (fixtures)
 from rank_connections import SMALL, values
 from thread_ranks import TIMEOUT, dtensor, mesh_of, on_ranks, part_of, sharded_tensor
@@ -187,3 +187,28 @@ def test_a_fault_at_any_call_of_a_load_ends_it_on_all_ranks(folder, function, ca
             dist.barrier()
 
     on_ranks(body, 4)
+
+
+def test_what_ranks_hold_on_devices_is_compared(folder):
+    """Also tensors that share memory, and transposed ones."""
+
+    def body(rank):
+        def state(other):
+            whole = values(300, 400)
+            whole += other * rank
+            memory = Memory.of(to_cuda(whole, rank))
+            return {
+                "transposed": memory.tensor(whole.dtype, (400, 300), (1, 400)),
+                "shared": memory.tensor(whole.dtype, (400,), (1,), 299 * 400 * 4),
+                "small": to_cuda(values(5), rank),
+                "host": values(200),
+            }
+
+        with cairn.open(folder, mode="a", timeout=TIMEOUT) as store:
+            text = "'shared': rank 1 holds other data than rank 0; 'transposed': rank 1"
+            with pytest.raises(cairn.Invalid, match=text):
+                store.save(1, state(1))
+            for step in (2, 3):
+                store.save(step, state(0))
+
+    on_ranks(body)
