@@ -140,7 +140,7 @@ std::vector<uint64_t> LineOf(std::span<const StepInfo> steps, uint64_t end) {
   const auto after = std::ranges::upper_bound(steps, end, {}, &StepInfo::step);
   if (after == steps.begin()) return {};
   const Parents parents(steps);
-  std::vector<const StepInfo*> saved;  // the last one first; the line goes on in this order
+  std::vector<const StepInfo*> saved;  // the last one first; the line continues in this order
   for (const StepInfo& step : steps) saved.push_back(&step);
   std::ranges::sort(saved, std::ranges::greater(),
                     [](const auto* step) { return kSavedAt(*step); });

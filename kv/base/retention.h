@@ -48,8 +48,8 @@ std::string FormatKeepBest(const KeepBest& best);
 /// or one has an impossible name or keeps no step.
 Result<void> CheckRetention(const RetentionPolicy& policy);
 
-/// Returns whether `child` continued from `step`, or from one that an edit of itself has replaced by
-/// `step`, such as one that puts records of applications.
+/// Returns whether `child` continued from `step`, or from one that an edit of itself has replaced
+/// by `step`, such as one that puts records of applications.
 bool IsParent(const StepInfo& step, const StepInfo& child);
 
 /// Returns whether a step has not a higher number than its parent, as an old checkpoint that is

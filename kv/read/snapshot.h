@@ -42,8 +42,8 @@ class Snapshot {
   /// otherwise along that of `newest`, which then remains. kDataLoss, kUnavailable: see Steps.
   Result<std::vector<uint64_t>> StepsToDelete(const RetentionPolicy& policy,
                                               std::optional<uint64_t> newest = {}) const;
-  /// Returns `step`, or the latest step (LatestOf in kv/base/retention.h). kNotFound: there is no such step; the message lists
-  /// existing steps. kDataLoss, kUnavailable: see Steps.
+  /// Returns `step`, or the latest step (LatestOf in kv/base/retention.h). kNotFound: there is no
+  /// such step; the message lists existing steps. kDataLoss, kUnavailable: see Steps.
   Result<StepInfo> FindStep(std::optional<uint64_t> step) const;
 
   /// The steps that have tags, by tag. Reads nothing.

@@ -44,8 +44,8 @@ struct State {
   /// Adds the step, and deletes those that the policy does not keep: it keeps steps on the line.
   void Save(uint64_t step, uint64_t version, const kv::internal::Root& root);
   void Delete(uint64_t step);
-  /// Returns the step that follows on the line of `step`: its parent, or, if that does not exist any
-  /// more, the one that was saved last before it, below both.
+  /// Returns the step that follows on the line of `step`: its parent, or, if that does not exist
+  /// any more, the one that was saved last before it, below both.
   std::optional<uint64_t> Before(uint64_t step) const;
   friend bool operator==(const State&, const State&) = default;
 };

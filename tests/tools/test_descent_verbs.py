@@ -82,6 +82,15 @@ def test_a_step_that_replaced_a_parent_is_not_the_parent(tmp_path):
     assert graph(tmp_path / "store") == ["* 1", "* 2", "o 1 (not in the store)"]
 
 
+def test_a_parent_that_was_edited_in_place_remains_the_parent(tmp_path):
+    with cairn.open(tmp_path / "store", mode="a") as store:
+        for step in (1, 2, 3):
+            store.save(step, {"n": step})
+        store.edit(2, into=2, overwrite=True, records={"eval": b"0.5"})
+        assert store.latest() == 3
+    assert graph(tmp_path / "store") == ["* 3", "* 2", "* 1"]
+
+
 def blame(store, key, *words):
     return run_program("kv-dump", "blame", store, key, *words, "--json", status=0).json()
 
