@@ -25,8 +25,6 @@ def delete(opened: Opened, choose: Callable[[], Iterable[int]]) -> DeleteReport:
         if opened.ranks.rank != 0:
             return None
         numbers = tuple(step_number(step) for step in choose())
-        if not numbers:
-            return numbers, 0, 0, 0
         return numbers, *opened.native.delete(numbers, False)
 
     numbers, *space = opened.ranks.exchange_values(work)[0]

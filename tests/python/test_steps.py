@@ -30,6 +30,9 @@ def test_reports_state_what_is_free_now_and_what_later(tmp_path):
             assert MIB < max(space) < 2 * MIB and min(space) == 0
             assert (space[0] == 0) == is_waiting
             assert store.compact().waiting_bytes == space[1]
+            nothing = store.prune(keep_last=9)
+            assert (nothing.steps, nothing.freed_bytes) == ((), 0)
+            assert nothing.waiting_bytes == space[1]
 
 
 def test_a_second_save_writes_only_what_changed(store):
