@@ -193,6 +193,25 @@ def test_reads_every_feature(features, dump):
     assert len(store.step(2).applications()) == len(store.step(63).applications()) == 2
 
 
+def test_agrees_on_the_latest_step(tmp_path):
+    def latest():
+        return cairn_read.Store(tmp_path / "s").latest()
+
+    with cairn.open(tmp_path / "s", mode="a") as store:
+        for step in (10, 20, 30):
+            store.save(step, {"n": step})
+        store.edit(10, into=29)
+        store.load({"n": 0}, step=30)
+        store.save(5, {"n": 5})  # below its parent
+        assert latest() == store.latest() == 30
+        store.edit(30, into=30, overwrite=True, records={"a": b""})
+        assert latest() == store.latest() == 30
+        store.delete(30)
+        assert latest() == store.latest() == 20  # not 29, which is made of 10
+        store.delete(10, 20, 29)
+        assert latest() == store.latest() == 5
+
+
 def test_reads_a_compacted_store(features, dump, tmp_path):
     path = tmp_path / "store"
     shutil.copytree(features, path)

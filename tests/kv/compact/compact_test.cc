@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstdint>
 #include <map>
@@ -23,6 +24,7 @@
 #include "kv/read/snapshot.h"
 #include "kv/root/internal/kv_records.h"
 #include "kv/root/internal/root_log.h"
+#include "kv/state/internal/store_state.h"
 #include "kv/storage/files/internal/memory_storage.h"
 #include "kv/storage/internal/object_names.h"
 #include "kv/store.h"
@@ -31,13 +33,18 @@
 #include "tests/kv/byte_payload.h"
 #include "tests/kv/sample_step.h"
 #include "tests/kv/store_checks.h"
+#include "tests/support/fault_hook.h"
 #include "tests/support/faulty_storage.h"
 #include "tests/support/result_matchers.h"
+#include "tests/support/scoped_temp_dir.h"
 
 namespace cairn::kv {
 namespace {
 
+using cairn::testing::FaultPass;
 using cairn::testing::IsError;
+using cairn::testing::ScopedFaults;
+using cairn::testing::ScopedTempDir;
 using internal::FaultyStorage;
 using internal::MemoryStorage;
 using internal::StorageCall;
@@ -347,6 +354,29 @@ TEST_F(CompactTest, ASaveDoesNotReferToASegmentWhoseRemovalHasBegun) {
   });
   Compact();
   EXPECT_THAT(writer->Commit(SummaryOf(base)), IsError(ErrorCode::kConflict, "save again"));
+  ExpectUnchanged();
+}
+
+// The disk is full in the root of a save. Its commit removes what is due: the segments to which the
+// table that it has written refers.
+TEST_F(CompactTest, ASaveOnAFullDiskDoesNotReferToASegmentThatItsCommitHasRemoved) {
+  const ScopedTempDir dir;
+  CAIRN_ASSERT_OK_AND_ASSIGN(store_,
+                             Store::Open(dir / "store", OpenMode::kWrite, {.grace = kLong}));
+  SaveAndDelete(10);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store_->Latest());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const StepInfo base, snapshot->FindStep(10));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const std::unique_ptr<StepWriter> writer, store_->Begin(11, {}));
+  AddRecordsOf(*snapshot, base, *writer);
+  Compact();
+  internal::StoreAccess::StateOf(*store_).options.grace = kNoGrace;  // as if the period had passed
+  bool is_full = true;
+  const ScopedFaults faults([&](const FaultPass& pass, uint32_t) {
+    is_full = is_full && pass.point != "segments.remove";
+    return is_full && pass.point == "roots.create" ? ENOSPC : 0;
+  });
+  EXPECT_THAT(writer->Commit(SummaryOf(base)), IsError(ErrorCode::kConflict, "save again"));
+  EXPECT_TRUE(faults.fired());
   ExpectUnchanged();
 }
 
