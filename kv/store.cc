@@ -329,6 +329,7 @@ Result<std::unique_ptr<StepWriter>> Store::Begin(uint64_t step, const BeginOptio
     const MutexLock write_lock(state_->write_mutex);
     internal::RemoveWaiting(*state_, /*all=*/false, internal::kShortRemoval);
   }
+  if (state_->has_failed_with_ranks.exchange(false)) internal::ReclaimAfterFailure(*state_);
   const std::string attempt = options.attempt.empty() ? NextAttempt(step) : options.attempt;
   return std::make_unique<StepWriter>(
       std::make_unique<internal::StepAttempt>(state_, step, options, attempt, std::move(from)));
@@ -344,7 +345,13 @@ Result<void> Store::FailAttempt(const std::string& attempt, uint32_t rank, const
     kept = kept || state.committed_attempt == attempt;
     internal::RecordAttempt(attempt, state.finished_attempts);
   }
-  return internal::PublishFailure(*state.storage, attempt, rank, error, kept);
+  Error named = error;
+  const bool is_of_storage =
+      error.code == ErrorCode::kResourceExhausted || error.code == ErrorCode::kUnavailable;
+  if (rank == 0 && is_of_storage && !internal::FindFailure(*state.storage, attempt)) {
+    named.message.insert(0, "rank 0: ");
+  }
+  return internal::PublishFailure(*state.storage, attempt, rank, named, kept);
 }
 
 Result<Store::DeleteReport> Store::Delete(std::span<const uint64_t> steps, bool dry_run) {

@@ -22,6 +22,8 @@
 
 #include "kv/base/options.h"
 #include "kv/io/file_descriptor.h"
+#include "kv/state/internal/attempt_outcome.h"
+#include "kv/state/internal/root_change.h"
 #include "kv/state/internal/store_state.h"
 #include "kv/store.h"
 #include "tests/fault/operations.h"
@@ -175,6 +177,50 @@ TEST_F(FullDiskTest, ErrorNamesTheBytesThatWait) {
               IsError(ErrorCode::kResourceExhausted,
                       fmt::format("{} bytes of deleted steps wait", deleted.waiting_bytes)));
   ExpectAsBefore();
+}
+
+// The attempt of rank 0 ends before the other rank has removed what it has written.
+TEST_F(FullDiskTest, WhatWaitsForReadersRemainsIfTheDiskIsFullOfWhatAnotherRankWrote) {
+  StoreOptions options = SmallBlocks();
+  options.grace = std::chrono::hours(1);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path_, OpenMode::kWrite, options));
+  auto& state = internal::StoreAccess::StateOf(*store);
+  for (const bool is_removed : {false, true}) {
+    CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(4, 0, kLarge)));
+    CAIRN_ASSERT_OK(store->Delete(std::array<uint64_t, 1>{4}));
+    const uint64_t waiting_bytes = internal::WaitingBytes(state);
+    CAIRN_ASSERT_OK_AND_ASSIGN(auto failed, store->Begin(5, {.world_size = 2}));
+    Fill(4096);
+    failed.reset();
+    EXPECT_EQ(internal::WaitingBytes(state), waiting_bytes);
+    if (is_removed) Unfill();
+    CAIRN_ASSERT_OK_AND_ASSIGN(auto next, store->Begin(5, {.world_size = 2}));
+    EXPECT_EQ(internal::WaitingBytes(state), is_removed ? waiting_bytes : 0);
+    if (!is_removed) Unfill();
+  }
+}
+
+TEST_F(FullDiskTest, RanksLearnOfErrorsForWhichThereIsNoSpace) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path_, OpenMode::kWrite, SmallBlocks()));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto other, JoinSession(path_, *store));
+  const std::string attempt = store->NextAttempt(4);
+  constexpr auto kNever = std::chrono::steady_clock::time_point::max();
+  CAIRN_ASSERT_OK_AND_ASSIGN(
+      const auto writer,
+      store->Begin(4, {.world_size = 2, .attempt = attempt, .deadline = kNever}));
+  Fill(0);
+  const Error error{.code = ErrorCode::kResourceExhausted, .message = "no space"};
+  CAIRN_EXPECT_OK(other->FailAttempt(attempt, 1, error));
+  OtherRanks others;
+  EXPECT_THAT(writer->Gather(others),
+              IsError(ErrorCode::kResourceExhausted, "rank 1: no space left on the device"));
+  CAIRN_EXPECT_OK(store->FailAttempt(attempt, 0, error));
+  const auto& storage = internal::StoreAccess::StateOf(*store).storage;
+  const auto outcome = internal::FindOutcome(*storage, attempt);
+  ASSERT_TRUE(outcome.has_value());
+  EXPECT_TRUE(outcome->discarded);
+  EXPECT_THAT(outcome->generation,
+              IsError(ErrorCode::kResourceExhausted, "rank 0: no space left on the device"));
 }
 
 // Leaves more and more space, so that the disk is full in the segment, in the table, and in the

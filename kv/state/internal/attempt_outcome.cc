@@ -10,6 +10,7 @@
 #include <charconv>
 #include <nlohmann/json.hpp>
 #include <thread>
+#include <vector>
 
 #include "kv/io/internal/file.h"
 #include "kv/storage/internal/concurrent_requests.h"
@@ -27,6 +28,11 @@ std::string NameOf(const std::string& attempt, std::string_view what) {
 }
 std::string FailureName(const std::string& attempt) { return NameOf(attempt, "failed"); }
 std::string OutcomeName(const std::string& attempt) { return NameOf(attempt, "outcome"); }
+constexpr std::string_view kFullSuffix = ".full";
+std::string FullName(const std::string& attempt, uint32_t rank) {
+  return NameOf(attempt, fmt::format("{}{}", rank, kFullSuffix));
+}
+std::string AnyFullName(const std::string& attempt) { return NameOf(attempt, "full"); }
 
 json ToJson(const Error& error, uint32_t rank) {
   json text = {{"rank", rank},
@@ -62,15 +68,44 @@ Error ErrorFrom(const json& text) {
 }
 
 // Keeps an object that exists already.
-Result<void> PutOnce(Storage& storage, const std::string& name, const json& text) {
-  const std::string bytes = text.dump(-1, ' ', false, json::error_handler_t::replace);
+Result<void> PutBytesOnce(Storage& storage, const std::string& name, std::string_view bytes) {
   Result<void> put = storage.PutIfAbsentVolatile(name, AsBytes(bytes));
   if (!put && put.error().code == ErrorCode::kConflict) return {};
   return put;
 }
 
+Result<void> PutOnce(Storage& storage, const std::string& name, const json& text) {
+  return PutBytesOnce(storage, name, text.dump(-1, ' ', false, json::error_handler_t::replace));
+}
+
+/// The error in the place of one for which there was no space.
+Error ErrorOfFullDisk(Storage& storage, std::string_view whose) {
+  return {.code = ErrorCode::kResourceExhausted,
+          .message = fmt::format("{}: no space left on the device, not even for the error; free "
+                                 "some space and try again",
+                                 whose),
+          .file = storage.address()};
+}
+
+/// Returns the ranks for whose errors there was no space, such as "rank 3".
+std::string FullRanks(Storage& storage, const std::string& attempt) {
+  std::vector<std::string> ranks;
+  const std::string folder = NameOf(attempt, "");
+  for (const std::string& name : storage.List(folder).value_or(std::vector<std::string>())) {
+    if (!name.ends_with(kFullSuffix)) continue;
+    ranks.push_back(name.substr(folder.size(), name.size() - folder.size() - kFullSuffix.size()));
+  }
+  std::ranges::sort(ranks);
+  return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
+}
+
 bool IsPresent(Storage& storage, const std::string& name) {
   return ObjectExists(storage, name).value_or(false);
+}
+
+/// Only a disk can be full.
+bool IsFull(Storage& storage, const std::string& name) {
+  return storage.local_files() != nullptr && IsPresent(storage, name);
 }
 
 std::optional<json> Read(Storage& storage, const std::string& name) {
@@ -91,13 +126,13 @@ bool IsPendingName(std::string_view name) {
   const size_t slash = name.find('/');
   if (slash == std::string_view::npos || !IsAttemptName(name.substr(0, slash))) return false;
   name.remove_prefix(slash + 1);
-  if (name == "failed" || name == "outcome") return true;
+  if (name == "failed" || name == "outcome" || name == "full") return true;
   const size_t dot = name.rfind('.');
   if (dot == std::string_view::npos) return false;
   const std::string_view stem = name.substr(0, dot);
   const std::string_view suffix = name.substr(dot);
   if (suffix == ".shared") return IsHexDigits(stem, kSharedDigits);
-  return suffix == ".part" && IsDecimal(stem);
+  return (suffix == ".part" || suffix == kFullSuffix) && IsDecimal(stem);
 }
 
 std::string PartName(const std::string& attempt, uint32_t rank) {
@@ -111,15 +146,21 @@ std::string SharedName(const std::string& attempt, const std::string& digest) {
 Result<void> PublishFailure(Storage& storage, const std::string& attempt, uint32_t rank,
                             const Error& error, bool kept) {
   if (rank == 0) {
-    return PutOnce(storage, OutcomeName(attempt),
-                   {{"error", ToJson(error, rank)}, {"discarded", !kept}});
+    const json text = {{"error", ToJson(error, rank)}, {"discarded", !kept}};
+    Result<void> put = PutOnce(storage, OutcomeName(attempt), text);
+    if (kept || put || put.error().code != ErrorCode::kResourceExhausted) return put;
+    return PutBytesOnce(storage, FullName(attempt, 0), "");
   }
   // After a rank has put its part, rank 0 may be committing it.
   if (IsPresent(storage, OutcomeName(attempt)) || IsPresent(storage, PartName(attempt, rank)))
     return {};
   Error named = error;
   named.message = fmt::format("rank {}: {}", rank, error.message);
-  return PutOnce(storage, FailureName(attempt), {{"error", ToJson(named, rank)}});
+  const json text = {{"error", ToJson(named, rank)}};
+  Result<void> put = PutOnce(storage, FailureName(attempt), text);
+  if (put || put.error().code != ErrorCode::kResourceExhausted) return put;
+  (void)PutBytesOnce(storage, FullName(attempt, rank), "");
+  return PutBytesOnce(storage, AnyFullName(attempt), "");
 }
 
 Result<void> PublishCommitted(Storage& storage, const std::string& attempt, uint64_t generation) {
@@ -128,6 +169,9 @@ Result<void> PublishCommitted(Storage& storage, const std::string& attempt, uint
 
 std::optional<Error> FindFailure(Storage& storage, const std::string& attempt) try {
   const auto text = Read(storage, FailureName(attempt));
+  if (!text && IsFull(storage, AnyFullName(attempt))) {
+    return ErrorOfFullDisk(storage, FullRanks(storage, attempt));
+  }
   if (!text) return std::nullopt;
   return ErrorFrom(text->at("error"));
 } catch (const json::exception&) {
@@ -136,6 +180,9 @@ std::optional<Error> FindFailure(Storage& storage, const std::string& attempt) t
 
 std::optional<Outcome> FindOutcome(Storage& storage, const std::string& attempt) try {
   const auto text = Read(storage, OutcomeName(attempt));
+  if (!text && IsFull(storage, FullName(attempt, 0))) {
+    return Outcome{.generation = Fail(ErrorOfFullDisk(storage, "rank 0")), .discarded = true};
+  }
   if (!text) return std::nullopt;
   if (text->contains("error")) {
     return Outcome{.generation = Fail(ErrorFrom(text->at("error"))),

@@ -5,8 +5,9 @@
 ///   <digest>.shared    records that several ranks have, as a part that is named by their digest
 ///   failed             the error of a rank other than 0 that cannot continue; rank 0 stops waiting
 ///   outcome            the decision of rank 0: committed, or the error that every rank returns
+///   <rank>.full, full  empty: there was no space for the error of a rank; `full` if it is not 0
 ///
-/// The last two are JSON. Nothing here decides whether a step exists: only roots do.
+/// `failed` and `outcome` are JSON. Nothing here decides whether a step exists: only roots do.
 
 #include <chrono>
 #include <cstdint>
