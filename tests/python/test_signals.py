@@ -32,14 +32,16 @@ def say(*words):
 
 with cairn.open(sys.argv[1], mode="a") as store:
     step = 0
-    while not os.path.exists(sys.argv[2]):
+    while True:
         try:
-            step += 1
-            if step % 2:
-                store.save(step, state_of(step))
-            else:
-                store.save_async(step, state_of(step)).result()
-            say(step)
+            while not os.path.exists(sys.argv[2]):
+                step += 1
+                if step % 2:
+                    store.save(step, state_of(step))
+                else:
+                    store.save_async(step, state_of(step)).result()
+                say(step)
+            break
         except KeyboardInterrupt:
             say("interrupted", step)
 """
