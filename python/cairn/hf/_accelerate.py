@@ -104,6 +104,7 @@ class AcceleratorSaves(Closing):
         if options:
             raise Invalid(f"load_state from a store has no options {sorted(options)}")
         accelerator = self._accelerator
+        self._store.opened.wait_for_last_save()
         line = self._store.opened.line(base=self._base) if input_dir is None else []
         step = next(iter(line), None) if input_dir is None else _number_of(input_dir)
         if step is None:
