@@ -115,11 +115,7 @@ std::optional<TensorMemory> TorchAccess::FindMemory(nb::handle value) const {
   if (api_ == nullptr) return std::nullopt;
   if (!value.type().is(tensor_type_) && !value.type().is(parameter_type_)) return std::nullopt;
   // With the fields of torch's CheckpointableTensor it is a shard, which Python code describes.
-  PyObject** const fields = _PyObject_GetDictPtr(value.ptr());
-  if (fields != nullptr && *fields != nullptr &&
-      PyDict_Contains(*fields, global_shape_name_.ptr()) == 1) {
-    return std::nullopt;
-  }
+  if (PyObject_HasAttr(value.ptr(), global_shape_name_.ptr()) == 1) return std::nullopt;
   // Not the dtype of DLPack, which describes torch's uint4 as uint8.
   const core::DType dtype = CodeOf(value);
   if (dtype == core::DType::kUnknown || IsComplex(dtype) || IsNegated(value)) return std::nullopt;
