@@ -1,0 +1,21 @@
+"""The extension uses only the stable ABI of Python, for which the wheel is built."""
+
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import nanobind
+from test_find_package import ROOT
+
+
+def test_every_source_compiles_for_the_stable_abi(tmp_path):
+    unit = tmp_path / "all.cc"
+    sources = sorted(Path(ROOT, "python/src").glob("*.cc"))
+    unit.write_text("".join(f'#include "{path}"\n' for path in sources))
+    includes = [ROOT, ROOT / "build/schema/generated", nanobind.include_dir()]
+    includes.append(sysconfig.get_path("include"))
+    words = ["g++", "-std=c++23", "-fsyntax-only", "-w", "-DPy_LIMITED_API=0x030b0000"]
+    words += ["-DNB_BACKEND_MODULE=nanobind_backend", "-DNB_BACKEND_PYPI=nanobind-backend"]
+    words += [f"-I{path}" for path in includes]
+    ended = subprocess.run([*words, unit], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
