@@ -10,7 +10,6 @@ import pathlib
 import resource
 import socket
 import textwrap
-import time
 
 import pytest
 import torch
@@ -106,18 +105,24 @@ def test_ranks_that_do_not_make_a_call_are_named_after_a_short_deadline(rank, pa
 
 @with_ranks(2)
 def test_a_rank_that_works_is_not_absent(rank, path):
+    waits = path.with_name("waits")
+
     def work() -> None:  # the first that a delete does, on every rank
         if rank == 0:
-            time.sleep(0.5)
+            wait_until(waits.exists)
         else:
-            store.opened.ranks.arrival = 0.1
+            ranks.arrival = 1e-6  # has passed when rank 0 has done its work
+            waits.touch()
 
     with cairn.open(path, mode="a") as store:
+        ranks = store.opened.ranks
+        usual = ranks.arrival
         for step in (1, 2):
             store.save(step, {"t": whole("even")})
         store.opened.wait_for_last_save = work
         store.delete(1)
         del store.opened.wait_for_last_save
+        ranks.arrival = usual
         assert store.steps() == [2]
 
 
