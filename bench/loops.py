@@ -145,7 +145,12 @@ class DcpLoop(Loop):
         return dcp.async_save(self.state(), checkpoint_id=f"run/{step}").result
 
 
-MODULES = ("cairn.torch", "moonclip.pytorch", "torch", "torch.distributed.checkpoint.state_dict")
+MODULES = {
+    "Cairn": "cairn.torch",
+    "moonclip": "moonclip.pytorch",
+    "torch.save": "torch",
+    "DCP": "torch.distributed.checkpoint.state_dict",
+}
 LOOPS = {"Cairn": CairnLoop, "moonclip": MoonclipLoop, "torch.save": TorchLoop, "DCP": DcpLoop}
 
 
@@ -160,7 +165,7 @@ def lines_of(kind: type[Loop]) -> int:
 
 def run(name: str, width: int, steps: int) -> dict[str, Any]:
     """Resumes, and trains up to a number of steps; in the directory that contains `run`."""
-    importlib.import_module(MODULES[list(LOOPS).index(name)])  # which is not measured
+    importlib.import_module(MODULES[name])  # which is not measured
     training = Training(width)
     loop = LOOPS[name](training)
     begin = time.perf_counter()
