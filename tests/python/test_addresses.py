@@ -52,15 +52,6 @@ def test_a_save_by_address_creates_the_store(tmp_path):
         save_by_address(tmp_path / "store", 1, state)
 
 
-def test_jax_save_by_address_leaves_no_store(tmp_path):
-    jax = pytest.importorskip("jax")
-    import cairn.jax
-
-    with pytest.raises(cairn.Error):
-        cairn.jax.save(tmp_path / "store", 1, {"a": jax.numpy.ones(3), "b\0": 1})
-    assert not (tmp_path / "store").exists()
-
-
 @pytest.mark.parametrize("address", ["~/store", "~", "file:~/store", "~other/store"])
 def test_a_tilde_is_refused_and_nothing_is_created(tmp_path, monkeypatch, address):
     monkeypatch.chdir(tmp_path)

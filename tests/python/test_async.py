@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import resource
 import signal
@@ -11,11 +10,10 @@ import threading
 import numpy as np
 import pytest
 import torch
-from cairn_testing import resident_bytes, run_python, shares_storage, steps_of, wait_until
+from cairn_testing import run_python, steps_of, wait_until
 from ranks import in_new_process
 
 import cairn
-from cairn._tensors import sources
 
 MIB = 1 << 20
 
@@ -146,35 +144,6 @@ def test_ctrl_c_ends_waiting_but_not_the_save(store):
         while True:
             handle.result()
     assert handle.result().step == 1
-
-
-def test_save_async_keeps_the_host_copies_of_device_tensors(store, monkeypatch):
-    # A complex tensor then takes the same path through Python as a tensor on a device.
-    monkeypatch.setattr(sources, "is_on_host", lambda tensor: False)
-    base = torch.zeros(MIB // 2, dtype=torch.complex64)
-    state = {"base": base, "part": base[10:20], "host": torch.zeros(MIB)}
-    for step in range(2):
-        base.fill_(step)
-        store.save_async(step, state).result()
-    gc.collect()
-    host, resident = store.opened.copies._entries[id(base.untyped_storage())].host, resident_bytes()
-
-    for step in range(2, 100):
-        base.fill_(step)
-        store.save_async(step, state).result()
-        store.delete(step - 1)
-
-    gc.collect()
-    assert len(store.opened.copies) == 1 and store.opened.copies.total_bytes == base.nbytes
-    assert store.opened.copies._entries[id(base.untyped_storage())].host is host
-    assert resident_bytes() - resident < 8 * MIB
-    read = store.read(step=99)
-    assert bool((read["base"] == 99).all()) and shares_storage(read["base"], read["part"])
-    store.save(100, state)
-    assert len(store.opened.copies) == 1
-    del state, base
-    gc.collect()
-    assert len(store.opened.copies) == 0
 
 
 def test_a_forked_child_is_told_to_open_again(path):

@@ -178,28 +178,6 @@ def test_the_result_does_not_depend_on_the_modes_of_the_thread(store):
         assert torch.equal(bits(merged[key]), bits(tensor))
 
 
-def test_errors_of_merges(store):
-    store.save(1, {"w": torch.ones(4), "v": 1})
-    store.save(2, {"w": torch.zeros(4)}, tuning=cairn.SaveTuning(incremental=False))
-    store.save(3, {"w": torch.zeros(4), "v": 3}, tuning=cairn.SaveTuning(incremental=False))
-    with pytest.raises(Invalid, match="v") as raised:
-        store.merge([1, 2], into=9)
-    assert raised.value.key == "v"
-    with pytest.raises(Invalid, match="two steps"):
-        store.merge([1], into=9)
-    with pytest.raises(Invalid, match="weights"):
-        store.merge([1, 3], into=9, weights=[])
-    with pytest.raises(Invalid, match="sum"):
-        store.merge([1, 3], into=9, weights=[1, float("nan")])
-    with pytest.raises(NotFound):
-        store.merge([1, 8], into=9)
-    with pytest.raises(Conflict):
-        store.merge([1, 3], into=2)
-    assert store.steps() == [1, 2, 3]
-    store.merge([1, 3], into=1, overwrite=True)
-    assert torch.equal(store.read(step=1)["w"], torch.full((4,), 0.5))
-
-
 def memory_of_a_merge(rank, path) -> int:
     with cairn.open(path, mode="a") as store:
         store.merge([3, 4], into=5)

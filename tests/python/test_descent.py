@@ -67,22 +67,6 @@ def test_an_asynchronous_save_continues_from_what_was_loaded_before_it_was_calle
             assert_child(store.step_info(step), first if step > 3 else second)
 
 
-def test_edits_and_merges_are_no_parents_of_what_is_saved_after_them(path):
-    with cairn.open(path, mode="a") as store:
-        first, second = save(store, 1), save(store, 2)
-        store.edit(1, into=20, rename={"w": "v"})
-        store.fork(2, into=30)
-        store.merge([2, 1], into=40)
-        for step, parent in ((20, first), (30, second), (40, first)):
-            assert_child(store.step_info(step), parent)
-        assert_child(save(store, 3), second)
-        store.edit(3, into=3, overwrite=True, records={"eval": b"x"})
-        assert_child(store.step_info(3), second)
-        assert_child(save(store, 4), store.step_info(3))
-        store.load({"v": torch.zeros(5000), "n": 0}, step=20)
-        assert_child(save(store, 21), store.step_info(20))
-
-
 def test_the_caller_names_the_parent_and_the_run(path):
     with cairn.open(path, mode="a") as store:
         first, second = save(store, 1), save(store, 2)
@@ -100,16 +84,6 @@ def test_the_caller_names_the_parent_and_the_run(path):
             with pytest.raises(cairn.Invalid, match="32 hex digits"):
                 save(store, 7, run=run)
         assert store.steps()[-1] == 6
-
-
-def test_a_replaced_step_keeps_its_parent(path):
-    with cairn.open(path, mode="a") as store:
-        steps = [save(store, step) for step in (1, 2, 3)]
-        assert_child(save(store, 2), steps[0])
-        store.load(make_state(), step=2)
-        assert_child(save(store, 3), store.step_info(2))
-        assert_child(save(store, 2), steps[0])  # 3 was saved last
-        assert_child(save(store, 3, parent=2), store.step_info(2))
 
 
 def test_a_load_from_a_fallback_store_counts(path, tmp_path):
@@ -188,37 +162,6 @@ def test_retention_follows_the_line_of_the_latest_save(path):
         store.set_policy(keep_last=1)
         save(store, 60)
         assert store.steps() == [60]
-
-
-def test_after_damage_the_step_before_on_the_line_is_resumed(path):
-    go_back(path)
-    with cairn.open(path, mode="a") as store:
-        save(store, 60)
-        assert store.opened.line() == [60, 40, 30, 20, 10]
-        assert store.opened.line(end=50) == [50, 30, 20, 10]  # the former 40 is gone
-        assert store.opened.line(base=60) == [40, 30, 20, 10]
-        store.delete(60)
-        assert store.latest() == 40
-
-
-def test_old_checkpoints_and_derived_steps_do_not_become_the_latest(path):
-    with cairn.open(path, mode="a") as store:
-        for step in (30, 40):
-            save(store, step)
-    for step in (10, 20):
-        with cairn.open(path, mode="a") as store:
-            save(store, step)
-            assert store.latest() == 40
-    with cairn.open(path, mode="a") as store:
-        store.edit(30, into=30, overwrite=True, records={"eval": b"x"})
-        store.merge([20, 30], into=5)
-        store.edit(10, into=50)
-        assert store.latest() == 40
-        save(store, 45)
-        store.fork(45, into=60)
-        assert store.latest() == 60
-        assert_child(save(store, 46), store.step_info(45))
-        assert store.latest() == 46
 
 
 def test_a_load_by_a_reader_counts_for_the_store_that_is_opened_after_it(path):

@@ -12,7 +12,7 @@ from cairn.dcp import CairnReader
 from cairn_testing import assert_same
 from hypothesis import given
 from hypothesis import strategies as st
-from ranks import run_on_ranks, with_ranks
+from ranks import with_ranks
 from torch.distributed.checkpoint.api import CheckpointException
 
 import cairn
@@ -66,14 +66,6 @@ def test_any_tree_of_keys_is_loaded_as_it_was_and_each_name_selects_its_leaf(sha
         assert_same(one[name], flat[name])
         if isinstance(flat[name], torch.Tensor):
             assert_same(shared_store.read_slice(name, [slice(1, 2)], step=step), flat[name][1:2])
-
-
-def test_names_are_escaped_only_where_they_collide(store):
-    store.save(1, {**BOTH, "d.e": 1, "d": {"f": 2}, 1: 3, "1": 4, 2: 5, "x\\y": 6})
-    assert set(store.keys()) == {"a\\.b", "a.b", "c", "d.e", "d.f", "\\I1", "1", "2", "x\\\\y"}
-
-    store.save(2, {"a.b": 1, "model": {"layers.0.weight": 2}, "layers.0": 3})
-    assert list(store.keys()) == ["a.b", "model.layers.0.weight", "layers.0"]
 
 
 def test_a_part_of_a_state_gets_its_own_leaf_and_never_that_of_another(store):
@@ -148,21 +140,6 @@ def test_incremental_saves_and_asynchronous_ones_keep_escapes(store):
     assert_same(store.read(), state)
 
 
-def test_a_graft_is_put_below_a_key_that_is_named_as_it_is_stored(store):
-    store.save(1, {"a.b": {"w": torch.zeros(3)}, "a": {"c": 1}})
-    store.save(2, {"v": torch.ones(3)})
-    for into, under in enumerate(("a.b", "a", "x\\.y.z"), start=3):
-        store.edit(1, into=into, graft_from=2, under=under)
-    state = {"a.b": {"w": torch.zeros(3)}, "a": {"c": 1}}
-    new = torch.ones(3)
-    assert_same(store.read(step=3), {**state, "a.b": {"w": torch.zeros(3), "v": new}})
-    assert_same(store.read(step=4), {**state, "a": {"c": 1, "v": new}})
-    assert_same(store.read(step=5), {**state, "x.y": {"z": {"v": new}}})
-    for under, words in (("a\\", "escape"), ("a\\.b", "twice"), ("a.c", "leaf")):
-        with pytest.raises(cairn.Invalid, match=words):
-            store.edit(1, into=9, graft_from=2, under=under)
-
-
 def test_what_joins_keys_with_dots_refuses_escaped_ones(path):
     with cairn.open(path, mode="a") as store:
         store.save(1, BOTH)
@@ -207,22 +184,3 @@ def test_ranks_that_all_have_the_colliding_keys_save_them(rank, path):
         assert_same(state["a"]["b"], torch.ones(3))
         assert [state[f"own.{i}"] for i in (0, 1)] == [0, 1]
         assert state["own"] == {"0": 5, "1": 6}
-
-
-def save_apart(rank, path, states):
-    with cairn.open(path, mode="a") as store:
-        store.save(1, {"w": torch.zeros(2)})
-        with pytest.raises(cairn.Invalid) as caught:
-            store.save(2, states[rank])
-        assert store.steps() == [1]
-        return str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "states",
-    [({"a.b": 1}, {"a": {"b": 2}}), ({"a.b": 1, "a": {"b": 2}}, {"a.b": 1})],
-    ids=["the collision", "one of the keys"],
-)
-def test_ranks_of_which_some_lack_a_colliding_key_are_refused(path, states):
-    for error in run_on_ranks(save_apart, path, states, world_size=2):
-        assert "a.b" in error and "rename" in error

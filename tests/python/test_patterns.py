@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import glob
 import pathlib
-import subprocess
 
 import pytest
 import torch
@@ -75,20 +73,6 @@ def test_a_bracket_is_escaped_as_glob_does(store, place):
     assert PLACES[place](store) == ["h[0].w"]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_key_has_a_pattern(store, name):
-    escaped = glob.escape(name).replace("!", "[!]")
-
-    assert list(store.keys(pattern=f"{escaped}.w")) == [f"{name}.w"]
-    assert list(store.keys(pattern=escaped)) == [f"{name}.w"]  # as a name without wildcards
-    assert f"{name}.w" not in store.keys(pattern=["**", f"!{escaped}"])
-    read = store.read_slice(f"{name}.w", [(0, 2)])
-    assert read.tolist() == [2.0, 2.0]
-    target = {"w": torch.zeros(3)}
-    store.load(target, prefix=name, keys="w")
-    assert target["w"].tolist() == [2.0] * 3
-
-
 def test_the_errors_propose_the_escape(store):
     with pytest.raises(cairn.NotFound) as caught:
         store.read("h[1]")
@@ -98,28 +82,3 @@ def test_the_errors_propose_the_escape(store):
     assert "did you mean" not in str(caught.value)
     with pytest.raises(cairn.Invalid, match=r"write '\[\[\]' for the character"):
         store.read("a[b")
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["kv-dump", "keys", "@2", PATTERN],
-        ["kv-dump", "chunks", "@2", PATTERN],
-        ["kv-dump", "diff", "@1", "@2", PATTERN],
-        ["kv-dump", "show", "@2", "h[0].w"],
-        ["kv-admin", "export", "@2", "OUT", PATTERN],
-        ["kv-admin", "drop", "@2", "**", f"!{PATTERN}", "--into", "7"],
-        ["kv-admin", "graft", "@2", "--from", "1", PATTERN, "--into", "8"],
-    ],
-    ids=lambda words: words[1],
-)
-def test_programs_take_the_escape(store, words, tmp_path):
-    store.close()
-    words = [f"{tmp_path}/store{word}" if word[0] == "@" else word for word in words]
-    words = [str(tmp_path / "out.safetensors") if word == "OUT" else word for word in words]
-
-    done = subprocess.run([BIN / words[0], *words[1:]], capture_output=True, text=True, timeout=60)
-
-    assert done.returncode in (0, 1) and not done.stderr, done
-    if words[0] == "kv-dump":
-        assert "h[0].w" in done.stdout and "h[1].w" not in done.stdout and "h0" not in done.stdout

@@ -213,36 +213,6 @@ def test_a_writer_counts_all_that_was_added(tmp_path):
         assert store.steps() == [1]
 
 
-@pytest.fixture(scope="module")
-def many_chunks(tmp_path_factory):
-    """The path of a store with a step of many chunks."""
-    path = tmp_path_factory.mktemp("many") / "store"
-    with cairn.open(path, mode="a") as store:
-        store.save(
-            1,
-            {"old": torch.arange(40 << 20, dtype=torch.uint8)},
-            tuning=cairn.SaveTuning(chunk_bytes=256),
-        )
-    return path
-
-
-def test_an_edit_counts_records(many_chunks):
-    follow, seen, answers = follower()
-    with cairn.open(many_chunks, mode="a") as store:
-
-        def edit(step: int) -> bool:
-            store.edit(1, into=step + 100 * len(answers), rename={"old": "new"}, progress=follow)
-            return bool(seen)
-
-        until_reported(edit)
-        assert all(0 < done <= total == (40 << 20) // 256 + 1 for done, total in seen)
-        seen.clear()
-        answers.append(False)
-        with pytest.raises(cairn.Unavailable):
-            until_reported(edit)
-        assert len(seen) == 1
-
-
 @with_ranks(2)
 def test_ranks_follow_loads_in_which_they_read_for_each_other(rank, big):
     """Follows, cancels and breaks loads in which one rank reads for both."""
@@ -316,10 +286,6 @@ def test_a_line_with_rate_and_remaining_time_is_drawn_and_removed(clock, termina
         second = "copying step 2 1.00 MiB of 2.00 MiB (50.0 %)"
         assert terminal.getvalue().endswith("left" + 2 * "\r\033[K" + second)
     assert terminal.getvalue().endswith(second + "\r\033[K")
-
-
-def test_an_amount_has_no_exponent():
-    assert [progress.amount(size) for size in (1023, 1010 * MIB)] == ["1023 B", "1010 MiB"]
 
 
 def test_a_stream_has_a_rate_and_no_end(clock, terminal):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 from concurrent.futures import ThreadPoolExecutor
 
@@ -169,20 +168,6 @@ def test_an_empty_block_is_an_empty_step(store):
     assert store.read() == {}
 
 
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [("a", "a"), ("a", "a.b"), ("a.b", "a"), ("a.b.c", "a"), ("a.b", "a.b.c.d")],
-)
-def test_names_that_contradict_each_other_are_refused(store, first, second):
-    with store.writer(1) as writer:
-        writer.add(first, torch.ones(2))
-        with pytest.raises(Invalid):
-            writer.add(second, torch.zeros(2))
-        writer.add("ab", 1)
-
-    assert_same(store.read(flat=True), {first: torch.ones(2), "ab": 1})
-
-
 def test_what_cannot_be_saved_is_refused_and_the_rest_is_committed(store):
     with store.writer(1) as writer:
         writer.add("a", 1)
@@ -241,12 +226,6 @@ def test_closing_the_store_in_the_block_aborts_the_step(path):
         assert store.steps() == [1] and stored_files(path) == before
 
 
-def test_a_store_for_reading_has_no_writer(path):
-    cairn.open(path, mode="a").close()
-    with cairn.open(path) as store, pytest.raises(Invalid), store.writer(1):
-        pass
-
-
 def test_threads_may_take_turns_but_not_add_at_the_same_time(store):
     class Asking:
         """Another thread adds while this object gives its state."""
@@ -280,21 +259,6 @@ def test_a_writer_of_another_process_after_a_fork_is_refused(rank, path) -> None
                 os._exit(1)
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
         assert list(store.read(flat=True)) == ["a"]
-
-
-@in_new_process
-def test_no_space_ends_the_writer(rank, path) -> None:
-    limit = 8 * MIB  # of each file
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    store = cairn.open(path, mode="a")
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    with pytest.raises(Invalid, match="cannot be committed"), store.writer(1) as writer:
-        with pytest.raises(cairn.Unavailable):
-            for i in range(64):
-                writer.add(f"t{i}", torch.rand(MIB))
-        with pytest.raises(Invalid, match="cannot be committed"):
-            writer.add("small", 1)
-    assert store.steps() == []
 
 
 def save_shards(rank: int, path: str) -> int:

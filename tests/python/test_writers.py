@@ -99,10 +99,3 @@ def test_an_impossible_grace_is_refused(path, grace):
     with pytest.raises(cairn.Invalid, match="grace"):
         cairn.open(path, mode="a", grace=grace)
     assert not path.exists()
-
-
-def test_take_over_and_grace_are_keywords(path):
-    with pytest.raises(TypeError):
-        cairn.open(path, "a", None, False, 10.0, True)
-    with pytest.raises(TypeError):
-        cairn.open(path, "a", grace="long")
