@@ -41,7 +41,7 @@ MAY_IMPORT = {
     "store": {*_CALLS, "_check", "_retention", "_copies", "store"},
     "state_dict": {*_BASE, "_ranks", "_tensors", "state_dict"},
     "torch": {*_CALLS, "store", "torch"},
-    "dcp": {*_CALLS, "torch", "dcp"},
+    "dcp": {*_CALLS, "store", "torch", "dcp"},
     "convert": {*_BASE, "_tensors", "_load", "store", "convert"},
     "hf": {*_BASE, "_tensors", "_load", "_save", "_open", "_by_address", "store", "torch",
            "convert", "hf"},

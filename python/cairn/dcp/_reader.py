@@ -19,7 +19,6 @@ from cairn import _cairn
 from cairn._base import devices
 from cairn._base.open_options import OpenOptions
 from cairn._opened.continued import note_loaded
-from cairn._opened.tiers import open_nearest
 from cairn._tensors.contents import leaf_at
 from cairn._tensors.subclasses import SUBCLASS_KEY, check_same, describe, is_subclass
 from cairn._tensors.targets import Target, check_shape, staged_target_of
@@ -31,10 +30,11 @@ from cairn.dcp._location import (
     required,
     warn_of_ignored,
 )
-from cairn.dcp._metadata import StepMetadata, load_metadata, shard_key
+from cairn.dcp._metadata import load_metadata, shard_key
 from cairn.dcp._saves import new_id
 from cairn.dcp._values import PlannerBytes, Values, overrides, set_value
 from cairn.errors import Corrupt, Invalid, NotFound
+from cairn.store import Store
 
 # Limit of the memory that planners allocate for targets, or that is between file and device.
 _STAGED_BYTES = 512 << 20
@@ -111,12 +111,10 @@ class CairnReader(Located, StorageReader):
             location = location.of_rank(rank)
             fallback = tuple(other.of_rank(rank) for other in fallback)
         self._close()
-        addresses = (location.address, *(other.address for other in fallback))
-        stores = _Stores(addresses, location.step)
-        contents = stores.native.contents(stores.step, [])
-        described = load_metadata(stores.native, contents)
-        self._opened = _OpenStep(stores, contents, described, of_one_rank=rank is not None)
-        metadata = described.metadata
+        options = OpenOptions(alone=True, fallback=tuple(other.address for other in fallback))
+        store = Store(location.address, "r", None, options)
+        self._opened = _OpenStep(store, location.step, bool(fallback), rank is not None)
+        metadata = self._opened.described.metadata
         if metadata.storage_meta is None:
             metadata.storage_meta = StorageMeta(str(location))
         metadata.storage_meta.load_id = self.load_id
@@ -145,7 +143,7 @@ class CairnReader(Located, StorageReader):
             self._opened.check_same(plan.storage_data)
             self._opened.read(plan.items, planner, self._allow_pickle)
             if not self._opened.of_one_rank:
-                note_loaded(self._opened.stores.nearest, self._opened.contents.info)
+                note_loaded(self._opened.store.opened.native, self._opened.contents.info)
         finally:
             self._close()
         done: Future[None] = Future()
@@ -155,36 +153,10 @@ class CairnReader(Located, StorageReader):
     def _close(self) -> None:
         opened, self._opened = self._opened, None
         if opened is not None:
-            opened.stores.close()
+            opened.store.close()
 
     def __getstate__(self) -> dict:
         return {**self.__dict__, "_opened": None}
-
-
-class _Stores:
-    """The store that has the step, and the stores that were opened to find it."""
-
-    def __init__(self, addresses: tuple[str, ...], step: int | None) -> None:
-        self._has_fallback = len(addresses) > 1
-        self.nearest, _, self._tiers = open_nearest(addresses, False, None, OpenOptions())
-        self.native = self.nearest
-        self.step = step
-        place = None if self._tiers is None else self._tiers.find(step)
-        if self._tiers is not None and place is not None:
-            self.native = self._tiers.native(place.tier) or self.nearest
-            self.step = place.step
-
-    def identity(self, contents: _cairn.Contents) -> tuple[int, int | str]:
-        """Identity of the step, which changes when the step is overwritten. Copies of a step have
-        the same one, so that ranks may find it in different stores."""
-        if not self._has_fallback:  # not _tiers, which a rank without the nearer stores lacks
-            return contents.step, contents.generation
-        return contents.step, self.native.step_info(contents.step).attempt
-
-    def close(self) -> None:
-        self.nearest.close()
-        if self._tiers is not None:
-            self._tiers.close()
 
 
 _Place = tuple[str, tuple[int, ...], Target]
@@ -204,21 +176,23 @@ class _OpenStep:
     """A step that is being read."""
 
     def __init__(
-        self,
-        stores: _Stores,
-        contents: _cairn.Contents,
-        described: StepMetadata,
-        *,
-        of_one_rank: bool,
+        self, store: Store, step: int | None, has_fallback: bool, of_one_rank: bool
     ) -> None:
-        self.stores = stores
-        self.native = stores.native
-        self.identity = stores.identity(contents)
-        """Equal on all ranks that read the same save of the step."""
+        self.store = store
+        self._has_fallback = has_fallback
         self.of_one_rank = of_one_rank
-        self.contents = contents
-        self._described = described
+        self.native, number = store.opened.place_of(step)
+        self.contents = self.native.contents(number, [])
+        self.described = load_metadata(self.native, self.contents)
         self._described_subclasses: dict[str, Any] | None = None
+
+    @property
+    def identity(self) -> tuple[int, int | str]:
+        """Equal on all ranks that read the same save of the step, or copies of it."""
+        step = self.contents.step
+        if self._has_fallback:  # copies of a step have other generations
+            return step, self.native.step_info(step).attempt
+        return step, self.contents.generation
 
     def check_same(self, coordinators: tuple[int, int | str] | None) -> None:
         """Raises NotFound if the coordinator has found another step than this rank."""
@@ -238,7 +212,7 @@ class _OpenStep:
         wanted = [item for item in items if item.type == LoadItemType.BYTE_IO]
         if not wanted:
             return
-        values = Values(self.native, self.contents, self._described, allow_pickle)
+        values = Values(self.native, self.contents, self.described, allow_pickle)
         found = values.read([item.storage_index.fqn for item in wanted], planner)
         for item, value in zip(wanted, found):
             if isinstance(value, PlannerBytes):
