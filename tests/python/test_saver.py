@@ -416,9 +416,7 @@ def test_ranks_of_a_group_save_without_the_others(rank, path):
     if rank == 2:
         return
     with cairn.open(path, mode="a", process_group=group, timeout=30) as store:
-        with pytest.raises(cairn.Invalid, match="open on 2 ranks, and the process group has 3"):
-            Saver(store, every=1)
-        with Saver(store, every=3, process_group=group) as saver:
+        with Saver(store, every=3) as saver:
             for step in range(1, 5):
                 saver.step(step, {"step": step})
             assert saver.last_step is None and saver.agreement_seconds > 0

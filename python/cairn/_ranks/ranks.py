@@ -180,6 +180,15 @@ class Ranks:
             self._notes.leave(self.rank, why)
         self.communicator.leave(why)
 
+    def connected_again(self) -> Ranks:
+        """The same ranks with new connections, for calls beside the calls of this object.
+        Collective. Raises Unavailable if a rank does not connect in time."""
+        old = self.communicator
+        new = old and connect_ranks(
+            self.rank, self.world_size, old.all_gather, _master_address(), self.timeout
+        )
+        return Ranks(new, self._numbers, self.device, self.timeout)
+
     def over_nccl(self, devices: Iterable[int], have_devices: bool, wanted: Any = None) -> bool:
         """Whether the tensors of a call, which are on ``devices`` on this rank, are sent over NCCL.
 

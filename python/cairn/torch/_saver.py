@@ -72,9 +72,9 @@ class Saver(Closing):
     Ranks
         In a multi-rank store each rank creates a Saver and calls it at the same steps. A signal to
         one rank makes all ranks save the same step and end. To this end the ranks combine their
-        status at every ``agree_every``-th call and whenever a step is due: an all-reduce of 32
-        bytes in host memory, over a separate Gloo group. :attr:`agreement_seconds` is the total
-        time of these calls. ``signals=()`` disables them.
+        status at every ``agree_every``-th call and whenever a step is due: a short message to each
+        other rank, over separate connections. :attr:`agreement_seconds` is the total time of these
+        calls. ``signals=()`` disables them.
 
     Threads: the main thread only (any one thread with ``signals=()``).
 
@@ -98,8 +98,6 @@ class Saver(Closing):
             least 1.
         agree_every: interval of agreements between ranks in calls of :meth:`step`, at least 1. A
             larger interval costs less, and delays the reaction to a signal.
-        process_group: the group that the store was opened with, if any. This group is then used
-            for agreements, and must support reductions in host memory.
 
     Raises:
         Invalid: a number is out of range, two of the mirrors are the same store, a signal cannot
@@ -121,7 +119,6 @@ class Saver(Closing):
         tuning: SaveTuning | None = None,
         signals: Iterable[int] = (signal.SIGTERM,),
         agree_every: int = 1,
-        process_group: Any = None,
         dataloader: Any = None,
         mirror: Mirrors | None = None,
         mirror_every: int = 1,
@@ -153,7 +150,8 @@ class Saver(Closing):
         self._watched = tuple(signals)
         self._watch = SignalWatch(self._watched)
         try:
-            self._agreement = Agreement(store, process_group) if self._watched else None
+            is_alone = store.world_size == 1 or not self._watched
+            self._agreement = None if is_alone else Agreement(store.opened.ranks)
         except BaseException:
             self._watch.restore()
             raise
