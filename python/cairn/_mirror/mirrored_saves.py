@@ -20,8 +20,6 @@ from cairn._mirror.replica import Source
 from cairn.errors import Unavailable
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     from cairn._base.observations import Observers
     from cairn._mirror.events import CopyClock
     from cairn._mirror.options import Mirror
@@ -71,22 +69,21 @@ class MirroredSaves:
         mirrors: tuple[Mirror, ...],
         save: _cairn.SaveHandle | None,
         overwrite: bool,
-    ) -> list[Future[None]]:
+    ) -> MirrorJob | None:
         """Copies a step to the mirrors whose ``every`` divides it, once ``save`` is durable.
 
-        Returns one future per mirror that receives the step, from near to far. Each has the result
-        None, or the error of the copy. Raises Invalid if a mirror exists with other options.
+        Returns None if no mirror receives the step. Raises Invalid if a mirror exists with other
+        options.
         """
         workers = self._chain(mirrors)
-        if not workers:
-            return []
-        count = sum(step % mirror.every == 0 for mirror in mirrors)
-        job = MirrorJob(step, count, save=save, overwrite=overwrite)
         for worker in workers:
             worker.begin()
-        if count > 0:
-            workers[0].submit(job)
-        return job.futures
+        count = sum(step % mirror.every == 0 for mirror in mirrors)
+        if not workers or count == 0:
+            return None
+        job = MirrorJob(step, count, save=save, overwrite=overwrite)
+        workers[0].submit(job)
+        return job
 
     def check(self, mirrors: tuple[Mirror, ...]) -> None:
         """Raises Invalid if one of the mirrors exists with other options."""
@@ -126,13 +123,14 @@ class MirroredSaves:
             )
         self.raise_error()
 
-    def wait_for(self, copy: Future[None], timeout: float | None) -> None:
-        """Waits for one copy, and raises its error. Raises TimeoutError after ``timeout`` seconds,
-        and otherwise as `wait`."""
-        from concurrent.futures import wait
-
-        self._wait(lambda left: not wait([copy], left).not_done, timeout)
-        copy.result(0)
+    def wait_for(self, job: MirrorJob, timeout: float | None) -> bool:
+        """Waits for the copies of one step, and raises their error; otherwise as `wait`."""
+        if not self._wait(job.ended.wait, timeout):
+            return False
+        if job.error is not None:
+            mark_reported(job.error)
+            raise job.error
+        return True
 
     def _wait(self, wait: Callable[[float | None], bool], timeout: float | None) -> bool:
         if self._pid != os.getpid() or not self._chains:

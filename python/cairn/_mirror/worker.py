@@ -16,7 +16,6 @@ The next step starts a new one.
 
 from __future__ import annotations
 
-import concurrent.futures  # noqa: F401 - for MirrorJob: once a step is durable, it must not fail
 import contextlib
 import threading
 import time

@@ -5,19 +5,15 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cairn import _cairn
 from cairn._base.devices import Streams, TensorKeepAlive, stream_of
 from cairn._base.watched import shown
-from cairn._mirror.job import mark_reported
-from cairn.errors import Error
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     from cairn._base.progress import Progress
+    from cairn._mirror.job import MirrorJob
     from cairn._mirror.mirrored_saves import MirroredSaves
     from cairn.reports import SaveReport
 
@@ -28,7 +24,7 @@ class Follow(NamedTuple):
     progress: Progress
     rank: int
     mirrors: MirroredSaves
-    copies: Sequence[Future[None]]  # of the step, to the mirrors
+    job: MirrorJob | None  # the copies of the step
 
 
 class SaveHandle:
@@ -122,23 +118,16 @@ class SaveHandle:
                 continues.
             Error: the save failed; or the copy failed, and the step exists in the store.
         """
-        from concurrent.futures import TimeoutError as FutureTimeoutError
-
-        deadline = None if timeout is None else time.monotonic() + timeout
+        begin = time.monotonic()
         self.result(timeout)
         follow = self._follow
-        for copy in follow.copies:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            try:
-                with shown(follow.progress, f"copying step {self._step}", follow.rank):
-                    follow.mirrors.wait_for(copy, left)
-            except Error as error:
-                mark_reported(error)
-                raise
-            except FutureTimeoutError:
-                raise TimeoutError(
-                    f"the copy of step {self._step} is still running after {timeout} s"
-                ) from None
+        if follow.job is None:
+            return
+        left = None if timeout is None else max(0.0, begin + timeout - time.monotonic())
+        with shown(follow.progress, f"copying step {self._step}", follow.rank):
+            ended = follow.mirrors.wait_for(follow.job, left)
+        if not ended:
+            raise TimeoutError(f"the copy of step {self._step} is still running after {timeout} s")
 
     def wait_ended(self) -> None:
         """Waits until the save has ended. Does not raise its error."""

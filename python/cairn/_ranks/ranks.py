@@ -181,8 +181,8 @@ class Ranks:
         self.communicator.leave(why)
 
     def connected_again(self) -> Ranks:
-        """The same ranks with new connections, for calls beside the calls of this object.
-        Collective. Raises Unavailable if a rank does not connect in time."""
+        """The same ranks with new connections, for calls at the same time. Collective. Raises
+        Unavailable if a rank does not connect in time."""
         old = self.communicator
         new = old and connect_ranks(
             self.rank, self.world_size, old.all_gather, _master_address(), self.timeout

@@ -62,8 +62,8 @@ def save_async(
         except Exception:
             opened.unstaged.pop()
             raise
-    copies = opened.mirrors.submit(prepared.step, mirrors, native, options.overwrite)
-    follow = Follow(progress, opened.ranks.rank, opened.mirrors, copies)
+    job = opened.mirrors.submit(prepared.step, mirrors, native, options.overwrite)
+    follow = Follow(progress, opened.ranks.rank, opened.mirrors, job)
     opened.last_save = SaveHandle(native, prepared.step, tensors, prepared.streams, follow)
     opened.unstaged = [tensors]  # earlier saves have ended
     opened.ranks.warn()
