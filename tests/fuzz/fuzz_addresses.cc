@@ -7,7 +7,7 @@
 #include "kv/base/annotations.h"
 #include "kv/base/retention.h"
 #include "kv/storage/open/open_storage.h"
-#include "kv/storage/rados/internal/rados_settings.h"
+#include "kv/storage/rados/internal/rados_session.h"
 #include "kv/storage/s3/internal/s3_settings.h"
 #include "tests/fuzz/fuzz_support.h"
 
@@ -31,7 +31,7 @@ void FuzzS3(Input input) {
     if (equals == std::string_view::npos) continue;
     profile.settings[std::string(line.substr(0, equals))] = line.substr(equals + 1);
   }
-  const auto settings = ResolveS3Settings(*address, {}, profile, &NoVariables);
+  const auto settings = ResolveS3Settings(*address, profile, &NoVariables);
   if (!settings) return UseError(settings.error());
   CAIRN_FUZZ_CHECK(settings->base_url.starts_with("http"));
   CAIRN_FUZZ_CHECK(settings->base_url.find_first_of(" \r\n") == std::string::npos);

@@ -11,8 +11,7 @@
 
 #include "kv/storage/s3/internal/curl_library.h"
 #include "kv/storage/s3/internal/http_transfer.h"
-#include "kv/storage/s3/internal/s3_errors.h"
-#include "kv/storage/s3/internal/s3_xml.h"
+#include "kv/storage/s3/internal/s3_responses.h"
 #include "tests/fuzz/fuzz_support.h"
 
 namespace cairn::fuzz {

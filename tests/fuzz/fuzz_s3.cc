@@ -3,10 +3,9 @@
 #include <algorithm>
 #include <pugixml.hpp>
 
-#include "kv/storage/s3/internal/aws_profile.h"
 #include "kv/storage/s3/internal/credentials.h"
-#include "kv/storage/s3/internal/s3_errors.h"
-#include "kv/storage/s3/internal/s3_xml.h"
+#include "kv/storage/s3/internal/s3_responses.h"
+#include "kv/storage/s3/internal/s3_settings.h"
 #include "tests/fuzz/fuzz_support.h"
 
 namespace cairn::fuzz {
@@ -21,7 +20,7 @@ void FuzzListing(std::string_view text) {
   if (!listing) return UseError(listing.error());
   // A caller that continues must be able to.
   CAIRN_FUZZ_CHECK(listing->next.empty() || !listing->next.begin()->second.empty());
-  CAIRN_FUZZ_CHECK(listing->keys.size() + listing->uploads.size() <= text.size());
+  CAIRN_FUZZ_CHECK(listing->entries.size() <= text.size());
 }
 
 /// Encodes the lines of the input as the parts of an upload, and parses them again.

@@ -1,5 +1,6 @@
 #include "kv/storage/internal/transfer_queues.h"
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <span>
@@ -88,6 +89,86 @@ bool CallbackQueue::HasCompletion() {
   if (!is_usable()) return false;
   const MutexLock lock(completions_->mutex);
   return !completions_->entries.empty();
+}
+
+namespace {
+
+class UploadWriter final : public ObjectWriter {
+ public:
+  UploadWriter(std::unique_ptr<Upload> upload, std::unique_ptr<IoQueue> queue, uint64_t part_bytes,
+               std::function<Result<void>(std::span<const std::byte>)> put_whole)
+      : part_bytes_(part_bytes),
+        put_whole_(std::move(put_whole)),
+        upload_(std::move(upload)),
+        buffers_(queue->depth()),
+        queue_(std::move(queue)) {}
+
+  Result<void> Append(std::span<const std::byte> bytes) override {
+    if (error_) return Fail(*error_);
+    while (!bytes.empty()) {
+      // A full part waits for further bytes, because the last part may be all of the object.
+      if (part_.size() == part_bytes_) CAIRN_TRY(SubmitPart());
+      const size_t length = std::min<size_t>(bytes.size(), part_bytes_ - part_.size());
+      part_.insert(part_.end(), bytes.begin(), bytes.begin() + static_cast<ptrdiff_t>(length));
+      bytes = bytes.subspan(length);
+    }
+    return {};
+  }
+
+  Result<void> Finish() override {
+    if (error_) return Fail(*error_);
+    if (put_whole_ && submitted_bytes_ == 0) return put_whole_(part_);
+    if (!part_.empty()) CAIRN_TRY(SubmitPart());
+    CAIRN_TRY(WaitUntil(0));
+    return upload_->Finish(submitted_bytes_);
+  }
+
+ private:
+  /// Begins to write the part that has been collected.
+  Result<void> SubmitPart() {
+    CAIRN_TRY(WaitUntil(queue_->depth() - 1));
+    const auto free =
+        std::ranges::find_if(buffers_, [](const auto& buffer) { return buffer.empty(); });
+    CAIRN_CHECK(free != buffers_.end());
+    std::swap(*free, part_);
+    CAIRN_TRY(queue_->Submit({.upload = upload_.get(),
+                              .write = true,
+                              .data = free->data(),
+                              .length_bytes = free->size(),
+                              .offset_bytes = submitted_bytes_,
+                              .tag = static_cast<uint64_t>(free - buffers_.begin())}));
+    submitted_bytes_ += free->size();
+    return {};
+  }
+
+  /// Waits until at most `count` parts are in flight.
+  Result<void> WaitUntil(uint32_t count) {
+    while (queue_->in_flight() > count) {
+      CAIRN_TRY_ASSIGN(IoCompletion completion, queue_->Wait());
+      if (completion.error && !error_) error_ = std::move(completion.error);
+      buffers_[completion.request.tag].clear();  // its memory is used for another part
+    }
+    if (error_) return Fail(*error_);
+    return {};
+  }
+
+  const uint64_t part_bytes_;
+  const std::function<Result<void>(std::span<const std::byte>)> put_whole_;
+  const std::unique_ptr<Upload> upload_;
+  std::vector<std::vector<std::byte>> buffers_;  // buffers of the parts in flight, by tag
+  const std::unique_ptr<IoQueue> queue_;         // after the buffers and the upload, which it uses
+  std::vector<std::byte> part_;
+  uint64_t submitted_bytes_ = 0;
+  std::optional<Error> error_;  // error of a part, after which nothing else is written
+};
+
+}  // namespace
+
+std::unique_ptr<ObjectWriter> MakeUploadWriter(
+    std::unique_ptr<Upload> upload, std::unique_ptr<IoQueue> queue, uint64_t part_bytes,
+    std::function<Result<void>(std::span<const std::byte> bytes)> put_whole) {
+  return std::make_unique<UploadWriter>(std::move(upload), std::move(queue), part_bytes,
+                                        std::move(put_whole));
 }
 
 }  // namespace internal

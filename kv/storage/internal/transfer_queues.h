@@ -1,8 +1,12 @@
 #pragma once
-/// Queues of requests that callbacks complete, on threads of another library.
+/// Queues of requests that callbacks complete, on threads of another library; and objects that are
+/// written in pieces of any length, to storages that take them in parts.
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <span>
 
 #include "kv/base/error.h"
 #include "kv/io/io_queue.h"
@@ -33,5 +37,12 @@ class CallbackQueue : public IoQueue {
   struct Completions;
   const std::shared_ptr<Completions> completions_;  // shared with the callbacks
 };
+
+/// Returns a writer that collects parts of `part_bytes` for `upload`, and writes as many at a time
+/// as `queue` is deep while it collects the next one. If `put_whole` is set, Finish calls it for an
+/// object of at most one part, and not the upload.
+std::unique_ptr<ObjectWriter> MakeUploadWriter(
+    std::unique_ptr<Upload> upload, std::unique_ptr<IoQueue> queue, uint64_t part_bytes,
+    std::function<Result<void>(std::span<const std::byte> bytes)> put_whole = nullptr);
 
 }  // namespace cairn::kv::internal

@@ -11,7 +11,7 @@
 
 #include "kv/storage/open/open_storage.h"
 #include "kv/storage/rados/internal/rados_api.h"
-#include "kv/storage/rados/internal/rados_settings.h"
+#include "kv/storage/rados/internal/rados_session.h"
 #include "kv/storage/rados/internal/stripe_layout.h"
 #include "tests/support/result_matchers.h"
 

@@ -9,7 +9,6 @@
 #include <map>
 #include <string>
 
-#include "kv/storage/s3/internal/aws_profile.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"
 
@@ -37,8 +36,8 @@ Environment EnvironmentOf(Variables variables) {
 
 Result<S3Settings> Resolve(std::string_view address, const Variables& variables = {},
                            const S3Options& options = {}, const AwsProfile& profile = {}) {
-  CAIRN_TRY_ASSIGN(const auto parsed, ParseS3Address(address));
-  return ResolveS3Settings(parsed, options, profile, EnvironmentOf(variables));
+  CAIRN_TRY_ASSIGN(const auto parsed, ParseS3Address(address, options));
+  return ResolveS3Settings(parsed, profile, EnvironmentOf(variables));
 }
 
 std::string BaseUrl(std::string_view address, const Variables& variables = {},
@@ -55,10 +54,10 @@ TEST(S3AddressTest, HasABucketAPrefixAndParameters) {
                      "&addressing=virtual"));
   EXPECT_EQ(address.bucket, "my-bucket");
   EXPECT_EQ(address.prefix, "runs/gpt=2");
-  EXPECT_EQ(address.endpoint, "http://h:1");
-  EXPECT_EQ(address.region, "r-1");
-  EXPECT_EQ(address.profile, "p");
-  EXPECT_EQ(address.addressing, kv::S3Addressing::kVirtualHost);
+  EXPECT_EQ(address.options.endpoint, "http://h:1");
+  EXPECT_EQ(address.options.region, "r-1");
+  EXPECT_EQ(address.options.profile, "p");
+  EXPECT_EQ(address.options.addressing, kv::S3Addressing::kVirtualHost);
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto whole_bucket, ParseS3Address("s3://my-bucket"));
   EXPECT_EQ(whole_bucket.prefix, "");
 }

@@ -12,8 +12,8 @@
 
 #include "kv/io/internal/file.h"
 #include "kv/storage/s3/internal/s3_client.h"
+#include "kv/storage/s3/internal/s3_responses.h"
 #include "kv/storage/s3/internal/s3_settings.h"
-#include "kv/storage/s3/internal/s3_xml.h"
 #include "kv/storage/storage.h"
 #include "tests/kv/s3/s3_server.h"
 #include "tests/kv/storage/storage_contract.h"
@@ -95,10 +95,11 @@ TEST_F(S3StorageTest, PutsAndReadsLargeObjectsInParts) {
 
 // A process that is killed leaves an upload, whose parts take space although no listing shows them.
 TEST_F(S3StorageTest, AbortsUploadsThatWereLeft) {
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto address, kv::internal::ParseS3Address(address_));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto settings, kv::internal::ResolveS3Settings(
-                                                      address, server_.Options(), {},
-                                                      [](const char*) { return std::string(); }));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto address,
+                             kv::internal::ParseS3Address(address_, server_.Options()));
+  CAIRN_ASSERT_OK_AND_ASSIGN(
+      const auto settings,
+      kv::internal::ResolveS3Settings(address, {}, [](const char*) { return std::string(); }));
   kv::internal::S3Client client(settings, server_.Options().credentials);
   const auto count_uploads = [&]() -> size_t {
     const auto response =
@@ -109,7 +110,7 @@ TEST_F(S3StorageTest, AbortsUploadsThatWereLeft) {
     if (!response) return 0;
     const auto listing = kv::internal::ParseS3Listing(response->body);
     CAIRN_EXPECT_OK(listing);
-    return listing ? listing->uploads.size() : 0;
+    return listing ? listing->entries.size() : 0;
   };
   for (const char* name : {"segments/00000001-0123456789abcdef00000000.seg",
                            "tables/00000001-0123456789abcdef00000000.sst"}) {

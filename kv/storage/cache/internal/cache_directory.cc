@@ -1,4 +1,4 @@
-// Files of cached objects, and their eviction.
+// Granules, their digests, the files that contain them, and the eviction of files.
 
 #include "kv/storage/cache/internal/cache_directory.h"
 
@@ -11,12 +11,16 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cerrno>
+#include <ctime>
 #include <filesystem>
 #include <map>
 #include <system_error>
+#include <utility>
 
 #include "kv/base/digest.h"
+#include "kv/io/internal/block_io.h"
 #include "kv/io/internal/file.h"
 #include "kv/storage/files/internal/directory_entries.h"
 #include "kv/storage/internal/object_names.h"
@@ -29,6 +33,10 @@ constexpr std::string_view kMarkText =
     "This folder is a reader cache of Cairn, which removes files from it. It may be removed.\n";
 constexpr const char* kLockName = ".lock";
 constexpr const char* kNewestRootName = "newest-root";
+// The suffix that makes the path of the digests from the path of the bytes.
+constexpr std::string_view kDigestSuffix = ".xxh3";
+constexpr uint64_t kGranuleBytes = 4096;
+constexpr uint64_t kEntryBytes = 16;
 constexpr size_t kStorageDigits = 16;
 constexpr uint64_t kMaxRootNameBytes = 256;
 // Fractions of the limit: what a process adds before it looks, what remains free for the processes
@@ -178,7 +186,197 @@ void RemoveFiles(int folder, const std::string& flat_name) {
   }
 }
 
+/// The part of a granule that a range of an object covers, relative to the granule.
+struct Part {
+  uint64_t granule = 0;
+  uint64_t begin = 0;
+  uint64_t end = 0;
+  uint64_t at = 0;  // where its first byte is, relative to the range
+};
+
+Part PartOf(uint64_t granule, uint64_t offset_bytes, uint64_t length_bytes) {
+  const uint64_t start = granule * kGranuleBytes;
+  const uint64_t begin = std::max(start, offset_bytes);
+  const uint64_t end = std::min(start + kGranuleBytes, offset_bytes + length_bytes);
+  return {
+      .granule = granule, .begin = begin - start, .end = end - start, .at = begin - offset_bytes};
+}
+
+/// Returns whether all of `target` was read.
+bool ReadFull(int fd, uint64_t offset_bytes, std::span<std::byte> target) {
+  return TransferNow({.fd = fd,
+                      .data = target.data(),
+                      .length_bytes = target.size(),
+                      .offset_bytes = offset_bytes})
+             .done_bytes == target.size();
+}
+
+Result<void> WriteFull(int fd, uint64_t offset_bytes, std::span<const std::byte> bytes) {
+  auto* const data = const_cast<std::byte*>(bytes.data());  // only read
+  const IoCompletion written = TransferNow({.fd = fd,
+                                            .write = true,
+                                            .data = data,
+                                            .length_bytes = bytes.size(),
+                                            .offset_bytes = offset_bytes});
+  if (written.done_bytes == bytes.size()) return {};
+  const int error_number = written.error_number != 0 ? written.error_number : EIO;
+  return Fail(SystemError(error_number, "cannot write to the cache"));
+}
+
+uint64_t EntryOffset(uint64_t granule) { return (granule + 1) * kEntryBytes; }
+
+Result<FileDescriptor> OpenFile(const FilePlace& place, std::string_view suffix, bool create) {
+  const int flags = O_RDWR | O_CLOEXEC | O_NOFOLLOW | (create ? O_CREAT : 0);
+  FileDescriptor file(
+      ::openat(place.directory, fmt::format("{}{}", place.name, suffix).c_str(), flags, 0600));
+  const std::string path = fmt::format("{}{}", place.path, suffix);
+  struct stat status;
+  if (!file.is_open() || ::fstat(file.get(), &status) != 0) {
+    return Fail(SystemError(errno, "cannot open a file of the cache", path));
+  }
+  if (S_ISREG(status.st_mode) && status.st_nlink <= 1) return file;
+  return Fail(ErrorCode::kFailedPrecondition,
+              "this is not a file of the cache, or it has another name too", path);
+}
+
 }  // namespace
+
+/// One object in the cache. Ownership: owns both descriptors. Threads: all members may run on many
+/// threads at once, and in many processes.
+class CacheDirectory::Object {
+ public:
+  /// Opens the files, the bytes at `place`; with `create`, creates what is absent. `name` is the
+  /// name of the object; digests of another object do not match. Records that it was used, at most
+  /// once per second. kNotFound: one of the files is absent.
+  static Result<Object> Open(const FilePlace& place, std::string_view name, bool create) {
+    CAIRN_TRY_ASSIGN(FileDescriptor bytes, OpenFile(place, "", create));
+    CAIRN_TRY_ASSIGN(FileDescriptor digests, OpenFile(place, kDigestSuffix, create));
+    struct stat status;
+    // Best effort: without it, the object may be evicted too early.
+    if (::fstat(digests.get(), &status) == 0 && status.st_mtime != std::time(nullptr)) {
+      (void)::futimens(digests.get(), nullptr);
+    }
+    return Object(std::move(bytes), std::move(digests), Checksum64(AsBytes(name)));
+  }
+
+  /// Fills `target` from `offset_bytes` on if all of it is in the cache and intact. Otherwise
+  /// returns false, and the contents of `target` are unspecified.
+  bool Read(uint64_t offset_bytes, std::span<std::byte> target) const {
+    if (target.empty()) return false;
+    const uint64_t first = offset_bytes / kGranuleBytes;
+    const uint64_t last = (offset_bytes + target.size() - 1) / kGranuleBytes;
+    std::vector<Entry> entries(last - first + 1);
+    if (!ReadFull(digests_.get(), EntryOffset(first), std::as_writable_bytes(std::span(entries)))) {
+      return false;
+    }
+    for (uint64_t i = 0; i < entries.size(); ++i) {
+      const Part part = PartOf(first + i, offset_bytes, target.size());
+      if (entries[i].digest == 0 || part.begin < entries[i].begin || part.end > entries[i].end) {
+        return false;
+      }
+    }
+    if (!ReadFull(bytes_.get(), offset_bytes, target)) return false;
+    std::array<std::byte, kGranuleBytes> scratch;
+    for (uint64_t i = 0; i < entries.size(); ++i) {
+      const Entry& entry = entries[i];
+      const Part part = PartOf(first + i, offset_bytes, target.size());
+      const auto wanted = target.subspan(part.at, part.end - part.begin);
+      if (entry.begin == part.begin && entry.end == part.end) {
+        if (DigestOf(part.granule, part.begin, wanted) != entry.digest) return false;
+        continue;
+      }
+      // The digest covers more than what is wanted: return the bytes that it was computed over.
+      if (!ReadVerified(part.granule, entry, scratch)) return false;
+      std::ranges::copy(std::span(scratch).subspan(part.begin, wanted.size()), wanted.begin());
+    }
+    return true;
+  }
+
+  /// Adds bytes of the object. kResourceExhausted, kUnavailable: they cannot be written; nothing is
+  /// lost that was there before, unless its digest does not match any more.
+  Result<void> Write(uint64_t offset_bytes, std::span<const std::byte> bytes) {
+    if (bytes.empty()) return {};
+    CAIRN_TRY(WriteFull(bytes_.get(), offset_bytes, bytes));
+    const uint64_t first = offset_bytes / kGranuleBytes;
+    const uint64_t last = (offset_bytes + bytes.size() - 1) / kGranuleBytes;
+    std::vector<Entry> entries(last - first + 1);
+    for (uint64_t i = 0; i < entries.size(); ++i) {
+      const Part part = PartOf(first + i, offset_bytes, bytes.size());
+      entries[i] = Join(part.granule, part.begin, bytes.subspan(part.at, part.end - part.begin));
+    }
+    return WriteFull(digests_.get(), EntryOffset(first), std::as_bytes(std::span(entries)));
+  }
+
+  /// Returns the length of the object if SetSize has recorded it.
+  std::optional<uint64_t> Size() const {
+    std::array<uint64_t, 2> entry;
+    if (!ReadFull(digests_.get(), 0, std::as_writable_bytes(std::span(entry)))) return std::nullopt;
+    const std::array<uint64_t, 2> covered{seed_, entry[0]};
+    if (Checksum64(std::as_bytes(std::span(covered))) != entry[1]) return std::nullopt;
+    return entry[0];
+  }
+
+  Result<void> SetSize(uint64_t size_bytes) {
+    const std::array<uint64_t, 2> covered{seed_, size_bytes};
+    const std::array<uint64_t, 2> entry{size_bytes, Checksum64(std::as_bytes(std::span(covered)))};
+    return WriteFull(digests_.get(), 0, std::as_bytes(std::span(entry)));
+  }
+
+ private:
+  struct Entry {
+    uint64_t digest = 0;
+    uint32_t begin = 0;
+    uint32_t end = 0;
+  };
+  // Entries are in memory as they are in the file only if this holds.
+  static_assert(sizeof(Entry) == kEntryBytes && std::endian::native == std::endian::little);
+
+  Object(FileDescriptor bytes, FileDescriptor digests, uint64_t seed)
+      : bytes_(std::move(bytes)), digests_(std::move(digests)), seed_(seed) {}
+
+  uint64_t DigestOf(uint64_t granule, uint64_t begin, std::span<const std::byte> bytes) const {
+    // Bytes at another position, or of another object, must not match.
+    const std::array<uint64_t, 4> position{seed_, granule, begin, bytes.size()};
+    const uint64_t digest = Checksum64(bytes) ^ Checksum64(std::as_bytes(std::span(position)));
+    return digest == 0 ? 1 : digest;
+  }
+
+  /// Returns whether the part of a granule that `entry` describes is intact. Fills `scratch`, of
+  /// kGranuleBytes, with it.
+  bool ReadVerified(uint64_t granule, const Entry& entry, std::span<std::byte> scratch) const {
+    if (entry.digest == 0 || entry.begin >= entry.end || entry.end > kGranuleBytes) return false;
+    const auto present = scratch.subspan(entry.begin, entry.end - entry.begin);
+    return ReadFull(bytes_.get(), granule * kGranuleBytes + entry.begin, present) &&
+           DigestOf(granule, entry.begin, present) == entry.digest;
+  }
+
+  /// Returns the entry for a part of a granule that was written, joined with what is there already.
+  Entry Join(uint64_t granule, uint64_t begin, std::span<const std::byte> bytes) const {
+    const uint64_t end = begin + bytes.size();
+    Entry own{
+        .digest = 0, .begin = static_cast<uint32_t>(begin), .end = static_cast<uint32_t>(end)};
+    Entry found;
+    std::array<std::byte, kGranuleBytes> scratch;
+    const bool is_whole = bytes.size() == kGranuleBytes;
+    if (!is_whole &&
+        ReadFull(digests_.get(), EntryOffset(granule),
+                 std::as_writable_bytes(std::span(&found, 1))) &&
+        found.begin <= end && begin <= found.end && ReadVerified(granule, found, scratch)) {
+      std::ranges::copy(bytes, scratch.begin() + static_cast<ptrdiff_t>(begin));
+      own.begin = std::min(own.begin, found.begin);
+      own.end = std::max(own.end, found.end);
+      own.digest =
+          DigestOf(granule, own.begin, std::span(scratch).subspan(own.begin, own.end - own.begin));
+      return own;
+    }
+    own.digest = DigestOf(granule, begin, bytes);
+    return own;
+  }
+
+  FileDescriptor bytes_;
+  FileDescriptor digests_;
+  uint64_t seed_;
+};
 
 CacheDirectory::CacheDirectory(const CacheOptions& options, std::string_view storage)
     : directory_(AbsolutePath(options.directory)),
@@ -226,16 +424,16 @@ FilePlace CacheDirectory::PlaceOf(const Folders& folders, std::string_view name)
   return {folders.storage.get(), std::move(flat), std::move(path)};
 }
 
-Result<CachedObject> CacheDirectory::Open(std::string_view name, bool create) {
+Result<CacheDirectory::Object> CacheDirectory::Open(std::string_view name, bool create) {
   FoldersPtr folders = HeldFolders();
   if (folders != nullptr) {
-    auto opened = CachedObject::Open(PlaceOf(*folders, name), name, create);
+    auto opened = Object::Open(PlaceOf(*folders, name), name, create);
     if (opened || !create || opened.error().code != ErrorCode::kNotFound) return opened;
   }
   // There never were any, or somebody has removed them.
   folders = create ? OpenFolders() : nullptr;
   if (folders == nullptr) return Fail(ErrorCode::kNotFound, "there is no folder of the cache");
-  return CachedObject::Open(PlaceOf(*folders, name), name, create);
+  return Object::Open(PlaceOf(*folders, name), name, create);
 }
 
 bool CacheDirectory::Read(std::string_view name, uint64_t offset_bytes,
@@ -274,7 +472,7 @@ void CacheDirectory::Add(std::string_view name, uint64_t offset_bytes,
 
 Result<void> CacheDirectory::TryAdd(std::string_view name, uint64_t offset_bytes,
                                     std::span<const std::byte> bytes, bool is_whole) {
-  CAIRN_TRY_ASSIGN(CachedObject object, Open(name, /*create=*/true));
+  CAIRN_TRY_ASSIGN(Object object, Open(name, /*create=*/true));
   CAIRN_TRY(object.Write(offset_bytes, bytes));
   return is_whole ? object.SetSize(bytes.size()) : Result<void>();
 }

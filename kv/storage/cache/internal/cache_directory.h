@@ -4,14 +4,24 @@
 ///   DIR/cairn-cache-<uid>/               the folder, where <uid> is the effective user
 ///     CAIRN-CACHE                        the mark of a folder that this code has created
 ///     .lock                              held by the process that evicts
-///     <storage>/<object>                 bytes of an object, and
-///     <storage>/<object>.xxh3            their digests (cached_object.h)
+///     <storage>/<object>                 bytes of an object at their offsets, a sparse file, and
+///     <storage>/<object>.xxh3            their digests
 ///     <storage>/newest-root              the name of the newest root that was read; written as
 ///                                        newest-root.<pid>
 ///
 /// <storage> is the XXH3-64 of the identity of a storage as 16 hexadecimal digits, and <object> the
 /// name of an object with '-' instead of '/'. Names of objects in the cache contain random ids, so
 /// a name means the same bytes forever, even if a store is removed and created again.
+///
+/// In the file of digests, entry 0 is the length of the object, if it is known, and entry 1 + i is
+/// for the granule i of 4 KiB. An entry has 16 bytes: a digest, and the part of the granule that is
+/// present, [begin, end). A granule without an entry is absent (a digest of 0). Integers are
+/// little-endian.
+///   1. Bytes are written before their entry, and nothing is synced.
+///   2. Every read computes the digests of all granules that it uses. So what a kill, a power
+///      failure, a full disk or another process leaves half written is absent, and is read from the
+///      storage again.
+///   3. Bytes of an object never change. Processes that write the same granule write the same.
 ///
 /// The cache writes and removes only its own files:
 ///   1. DIR may be any directory. Nothing in it is read or changed except the folder.
@@ -39,7 +49,6 @@
 #include "kv/base/mutex.h"
 #include "kv/base/read_range.h"
 #include "kv/io/file_descriptor.h"
-#include "kv/storage/cache/internal/cached_object.h"
 
 namespace cairn::kv::internal {
 
@@ -78,6 +87,7 @@ class CacheDirectory {
   void Evict();
 
  private:
+  class Object;
   /// The folders, held open.
   struct Folders {
     FileDescriptor cache;    // DIR/cairn-cache-<uid>
@@ -94,7 +104,7 @@ class CacheDirectory {
   FoldersPtr HeldFolders() const;
   FilePlace PlaceOf(const Folders& folders, std::string_view name) const;
   /// kNotFound: it is absent, and `create` is false.
-  Result<CachedObject> Open(std::string_view name, bool create);
+  Result<Object> Open(std::string_view name, bool create);
   Result<void> TryAdd(std::string_view name, uint64_t offset_bytes,
                       std::span<const std::byte> bytes, bool is_whole);
   uint64_t LimitBytes(const Folders& folders) const;

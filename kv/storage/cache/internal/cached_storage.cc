@@ -10,6 +10,7 @@
 #include "kv/storage/files/internal/directory_storage.h"
 #include "kv/storage/internal/concurrent_requests.h"
 #include "kv/storage/internal/object_names.h"
+#include "kv/storage/storage.h"
 
 namespace cairn::kv::internal {
 namespace {

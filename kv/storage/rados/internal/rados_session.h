@@ -1,11 +1,13 @@
 #pragma once
-/// The connection of one storage to a cluster, and the access to its pools.
+/// The address of a rados: store, the connection of one storage to its cluster, and the access to
+/// its pools.
 ///
 /// Every request ends after the timeout of the settings at the latest: librados then gives up with
 /// ETIMEDOUT. It repeats requests itself while it waits, so that the death of an OSD is a delay.
 
 #include <sys/types.h>
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -17,10 +19,26 @@
 #include "kv/base/error.h"
 #include "kv/base/mutex.h"
 #include "kv/storage/rados/internal/rados_api.h"
-#include "kv/storage/rados/internal/rados_settings.h"
 #include "kv/storage/rados/internal/stripe_layout.h"
 
 namespace cairn::kv::internal {
+
+/// Where a rados: store is, and how it is reached.
+struct RadosSettings {
+  std::string address;  // "rados:POOL/NAMESPACE"
+  std::string pool;
+  std::string name_space;
+  std::string conf;       // absolute path of the configuration; if empty, the usual ones of Ceph
+  std::string id;         // user without "client."; if empty, from CEPH_ARGS or "admin"
+  std::string data_pool;  // pool of stripes; if empty, `pool`
+  uint64_t stripe_bytes = 16 << 20;
+  /// Timeout of connections, and of requests unless the configuration has rados_osd_op_timeout.
+  std::chrono::seconds timeout{};
+};
+
+/// Parses "rados:POOL/NAMESPACE?conf=FILE&id=USER&data_pool=POOL&stripe=BYTES"; the timeout comes
+/// from CAIRN_RADOS_TIMEOUT (seconds). kInvalidArgument: it is not such an address.
+Result<RadosSettings> ParseRadosAddress(std::string_view address);
 
 /// Threads: all members may run on many threads at once.
 class RadosSession {

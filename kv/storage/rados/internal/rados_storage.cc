@@ -1,4 +1,4 @@
-// The operations on objects as operations on heads and stripes.
+// The operations on objects as operations on heads and stripes, and the messages about them.
 
 #include "kv/storage/rados/internal/rados_storage.h"
 
@@ -6,6 +6,9 @@
 
 #include <atomic>
 #include <cerrno>
+#include <chrono>
+#include <functional>
+#include <map>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -13,18 +16,16 @@
 #include <utility>
 #include <vector>
 
+#include "kv/base/catch_exhaustion.h"
 #include "kv/base/digest.h"
+#include "kv/base/mutex.h"
 #include "kv/io/internal/file.h"
 #include "kv/io/internal/io_environment.h"
 #include "kv/storage/internal/object_names.h"
 #include "kv/storage/internal/transfer_queues.h"
-#include "kv/storage/internal/upload_writer.h"
 #include "kv/storage/rados/internal/object_read.h"
 #include "kv/storage/rados/internal/object_write.h"
-#include "kv/storage/rados/internal/rados_leftovers.h"
-#include "kv/storage/rados/internal/rados_notices.h"
 #include "kv/storage/rados/internal/rados_session.h"
-#include "kv/storage/rados/internal/rados_settings.h"
 
 namespace cairn::kv::internal {
 namespace {
@@ -53,7 +54,7 @@ class RadosQueue final : public CallbackQueue {
 };
 
 /// Writes one stripe while it collects the next.
-std::unique_ptr<UploadWriter> MakeWriter(RadosSession& session, std::string_view name,
+std::unique_ptr<ObjectWriter> MakeWriter(RadosSession& session, std::string_view name,
                                          HeadMode mode) {
   const uint64_t stripe_bytes = session.settings().stripe_bytes;
   const auto put_head = [&session, name = std::string(name),
@@ -63,10 +64,157 @@ std::unique_ptr<UploadWriter> MakeWriter(RadosSession& session, std::string_view
     if (result < 0) return Fail(session.MakeError(result, "write the object", name));
     return {};
   };
-  return std::make_unique<UploadWriter>(
+  return MakeUploadWriter(
       std::make_unique<RadosUpload>(session, std::string(name), stripe_bytes, mode),
       std::make_unique<RadosQueue>(session, 1), stripe_bytes, put_head);
 }
+
+using std::chrono::steady_clock;
+
+/// The object of the notices. ':' makes it a name that no object of a store has.
+constexpr const char* kNoticeObject = ":changes";
+// The cluster ends a watch whose process is silent for this time.
+constexpr uint32_t kWatchTimeoutSeconds = 30;
+// How long a message waits for a process that does not confirm it.
+constexpr uint64_t kNotifyTimeoutMs = 2000;
+constexpr uint32_t kMaxInFlight = 64;
+
+// Returns "roots/" for "roots/1"; "" for names and prefixes of all other folders.
+std::string_view FolderOf(std::string_view name) {
+  const std::string_view folder = name.substr(0, name.find('/') + 1);
+  return folder == kRootFolder || folder == kPendingFolder ? folder : "";
+}
+
+/// Messages that a root or a part has been put, to all processes that wait for one in the
+/// namespace: notifications of RADOS on kNoticeObject, which the first process that waits creates.
+/// They only save time: a message that is lost costs the timeout of Await. Ownership: `session`
+/// outlives it. Threads: Announce and Await may run on many threads at once.
+class RadosNotices {
+ public:
+  explicit RadosNotices(RadosSession& session) : session_(session) {}
+  /// Waits for the messages in flight, some seconds if a process that waited has died.
+  ~RadosNotices() {
+    {
+      const MutexLock lock(watch_mutex_);
+      if (has_watch_) (void)session_.api().unwatch2(session_.heads(), watch_);
+      // After this, no callback runs.
+      if (has_watch_) (void)session_.api().watch_flush(session_.cluster());
+    }
+    const MutexLock lock(mutex_);
+    while (in_flight_ > 0) changed_.Wait(mutex_);
+  }
+  RadosNotices(const RadosNotices&) = delete;
+  RadosNotices& operator=(const RadosNotices&) = delete;
+
+  /// Sends a message in the background if `name` belongs to a root or a part.
+  void Announce(std::string_view name) {
+    const std::string_view folder = FolderOf(name);
+    if (folder.empty()) return;
+    {
+      const MutexLock lock(mutex_);
+      if (in_flight_ >= kMaxInFlight) return;
+      ++in_flight_;
+    }
+    const auto end = [this] {
+      const MutexLock lock(mutex_);
+      --in_flight_;
+      changed_.NotifyAll();
+    };
+    const RadosApi& api = session_.api();
+    const auto begun = CatchExhaustion("a message", [&]() -> Result<void> {
+      auto reply = std::make_unique<Reply>();
+      Reply& bytes = *reply;
+      session_.StartOperation(
+          [&](RadosCompletion completion) {
+            return api.aio_notify(session_.heads(), kNoticeObject, completion, folder.data(),
+                                  static_cast<int>(folder.size()), kNotifyTimeoutMs, &bytes.data,
+                                  &bytes.length_bytes);
+          },
+          [end, &api, reply = std::move(reply)](int) {
+            if (reply->data != nullptr) api.buffer_free(reply->data);
+            end();
+          });
+      return {};
+    });
+    if (!begun) end();
+  }
+
+  /// Waits until such a message about the folder of the prefix has been received since the last
+  /// call for this folder, at most for `timeout`. Sleeps if messages cannot be received.
+  void Await(std::string_view prefix, std::chrono::milliseconds timeout) {
+    const auto deadline = steady_clock::now() + timeout;
+    if (timeout.count() <= 0) return;
+    if (!EnsureWatch()) return std::this_thread::sleep_until(deadline);
+    const MutexLock lock(mutex_);
+    Messages& messages = messages_[std::string(FolderOf(prefix))];
+    while (messages.count == messages.seen_count && !watch_failed_) {
+      if (!changed_.WaitUntil(mutex_, deadline)) break;
+    }
+    messages.seen_count = messages.count;
+  }
+
+ private:
+  /// What librados returns for a message.
+  struct Reply {
+    char* data = nullptr;
+    size_t length_bytes = 0;
+  };
+  /// The messages that were received, and the count when Await returned last.
+  struct Messages {
+    uint64_t count = 0;
+    uint64_t seen_count = 0;
+  };
+
+  static void OnNotified(void* self, uint64_t notify_id, uint64_t watch, uint64_t, void* data,
+                         size_t length_bytes) {
+    auto& notices = *static_cast<RadosNotices*>(self);
+    RadosSession& session = notices.session_;
+    (void)session.api().notify_ack(session.heads(), kNoticeObject, notify_id, watch, nullptr, 0);
+    const std::string_view folder = FolderOf({static_cast<const char*>(data), length_bytes});
+    if (folder.empty()) return;  // sent by a newer version
+    const MutexLock lock(notices.mutex_);
+    ++notices.messages_[std::string(folder)].count;
+    ++notices.messages_[""].count;  // of any folder
+    notices.changed_.NotifyAll();
+  }
+
+  static void OnWatchFailed(void* self, uint64_t, int) {
+    auto& notices = *static_cast<RadosNotices*>(self);
+    const MutexLock lock(notices.mutex_);
+    notices.watch_failed_ = true;
+    notices.changed_.NotifyAll();
+  }
+
+  /// Returns whether messages are received.
+  bool EnsureWatch() {
+    const RadosApi& api = session_.api();
+    const MutexLock watch_lock(watch_mutex_);
+    bool has_failed = false;
+    {
+      const MutexLock lock(mutex_);
+      has_failed = watch_failed_;
+      watch_failed_ = false;
+    }
+    if (has_watch_ && !has_failed) return true;
+    if (has_watch_) (void)api.unwatch2(session_.heads(), watch_);
+    // The object never has bytes. Readers without the capability to create it can watch one.
+    (void)PutHead(session_, kNoticeObject, std::span<const std::byte>(), HeadMode::kCreate);
+    has_watch_ = api.watch3(session_.heads(), kNoticeObject, &watch_, &RadosNotices::OnNotified,
+                            &RadosNotices::OnWatchFailed, kWatchTimeoutSeconds, this) >= 0;
+    return has_watch_;
+  }
+
+  RadosSession& session_;
+  Mutex watch_mutex_;  // held during requests; before mutex_
+  uint64_t watch_ CAIRN_GUARDED_BY(watch_mutex_) = 0;
+  bool has_watch_ CAIRN_GUARDED_BY(watch_mutex_) = false;
+
+  Mutex mutex_;
+  CondVar changed_;
+  bool watch_failed_ CAIRN_GUARDED_BY(mutex_) = false;
+  uint32_t in_flight_ CAIRN_GUARDED_BY(mutex_) = 0;
+  std::map<std::string, Messages, std::less<>> messages_ CAIRN_GUARDED_BY(mutex_);  // by folder
+};
 
 /// The state of one process.
 struct Connection {

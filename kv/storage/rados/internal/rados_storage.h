@@ -14,10 +14,11 @@
 ///     stripe.
 ///   - List enumerates the namespace. Its cost is proportional to the number of placement groups
 ///     and of RADOS objects in the pool.
-///   - RemoveLeftovers removes stripes that no head refers to (rados_leftovers.h).
+///   - RemoveLeftovers removes stripes that no head refers to (object_write.h).
 ///   - AwaitChange returns at once after a put of a root or a part by any process.
 ///
-/// The namespace contains nothing else, except the object of rados_notices.h.
+/// The namespace contains nothing else, except an empty object ":changes", on which processes that
+/// put a root or a part notify those that wait.
 ///
 /// A storage connects when it is used first. A child that this process forks may use it, with a
 /// separate connection. It cannot use the queues, uploads and writers of its parent.

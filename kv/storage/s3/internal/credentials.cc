@@ -20,8 +20,7 @@
 
 #include "kv/io/file_descriptor.h"
 #include "kv/storage/s3/internal/curl_library.h"
-#include "kv/storage/s3/internal/http_client.h"
-#include "kv/storage/s3/internal/s3_settings.h"
+#include "kv/storage/s3/internal/http_transfer.h"
 
 namespace cairn::kv::internal {
 namespace {

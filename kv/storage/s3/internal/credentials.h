@@ -27,7 +27,7 @@
 #include "kv/base/error.h"
 #include "kv/base/mutex.h"
 #include "kv/base/s3_options.h"
-#include "kv/storage/s3/internal/aws_profile.h"
+#include "kv/storage/s3/internal/s3_settings.h"
 
 namespace cairn::kv::internal {
 

@@ -3,17 +3,18 @@
 #include "kv/storage/s3/internal/http_transfer.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <new>
-#include <string_view>
+#include <random>
 #include <utility>
 
 #include "kv/base/catch_exhaustion.h"
-#include "kv/base/error.h"
 
 namespace cairn::kv::internal {
 namespace {
+
+constexpr std::chrono::milliseconds kFirstPause{50};
+constexpr std::chrono::milliseconds kLongestPause{5'000};
 
 // Lists of objects have up to about 1 MiB.
 constexpr size_t kMaxBodyBytes = 16 << 20;
@@ -223,6 +224,13 @@ HttpResponse PerformHttpRequest(const HttpRequest& request, const HttpOptions& o
   if (transfer.setup() != CURLE_OK) return transfer.TakeResponse(transfer.setup());
   Curl().easy_setopt(transfer.handle(), CURLOPT_NOPROXY, "*");
   return transfer.TakeResponse(Curl().easy_perform(transfer.handle()));
+}
+
+std::chrono::milliseconds PauseBefore(int attempt) {
+  static thread_local std::minstd_rand random(std::random_device{}());
+  const auto whole = std::min(kLongestPause, kFirstPause * (1 << std::min(attempt, 10)));
+  return std::chrono::milliseconds(
+      std::uniform_int_distribution<int64_t>(whole.count() / 2, whole.count())(random));
 }
 
 }  // namespace cairn::kv::internal

@@ -1,5 +1,7 @@
 #pragma once
-/// HTTP requests and their responses, and one request on a libcurl handle.
+/// HTTP requests and their responses, and one request on a libcurl handle. The proxy variables of
+/// the environment (HTTPS_PROXY, NO_PROXY, ...) apply, as libcurl defines them. Redirects are not
+/// followed, and statuses such as 503 are answers like others.
 
 #include <curl/curl.h>
 
@@ -38,7 +40,6 @@ struct HttpRequest {
   /// request.
   std::span<const IoSlice> slices;
   std::optional<HttpSignature> signature;
-  std::chrono::steady_clock::time_point not_before;  // when to begin
   std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max();
 };
 
@@ -114,5 +115,10 @@ class HttpTransfer {
 /// Performs one request on the calling thread without a proxy, for services that supply
 /// credentials: a proxy would see the secrets.
 HttpResponse PerformHttpRequest(const HttpRequest& request, const HttpOptions& options);
+
+/// Returns how long to wait before a request that has failed `attempt` + 1 times is sent again:
+/// half of 50 ms * 2^attempt to all of it, at most 5 s. Random, so that many processes do not ask
+/// again together.
+std::chrono::milliseconds PauseBefore(int attempt);
 
 }  // namespace cairn::kv::internal

@@ -1,4 +1,4 @@
-// Attempts, and what happens between them.
+// Attempts, what happens between them, and the threads that run them.
 
 #include "kv/storage/s3/internal/s3_client.h"
 
@@ -6,9 +6,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
+#include <thread>
 #include <utility>
 
 #include "kv/base/catch_exhaustion.h"
@@ -31,9 +34,17 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 constexpr uint32_t kMaxConnections = 128;  // per thread
+constexpr milliseconds kMaxPoll{60'000};
 constexpr int kAttemptsWithoutServer = 4;
 constexpr uint64_t kSlowestBytesPerMs = 128;  // the slowest transfer that a deadline allows for
 constexpr milliseconds kOnlyAttempt{2'000};   // of a request that is not repeated
+
+HttpResponse FailedResponse(CURLcode failure, std::string error) {
+  HttpResponse response;
+  response.failure = failure;
+  response.error = std::move(error);
+  return response;
+}
 
 }  // namespace
 
@@ -50,9 +61,11 @@ struct S3Client::Operation {
   S3Done done;
   Clock::time_point begin;
   Clock::time_point deadline;
+  Clock::time_point not_before = {};  // when the next attempt begins
   int attempt_count = 0;
-  bool was_rejected = false;      // its credentials were, and others were obtained
-  SharedCredentials credentials;  // of the last attempt; null if it was not signed
+  bool was_rejected = false;               // its credentials were, and others were obtained
+  SharedCredentials credentials;           // of the last attempt
+  std::unique_ptr<HttpTransfer> transfer;  // of the attempt in flight
 
   void Fail(Error error) {
     (void)CatchExhaustion("an error", [&]() -> Result<void> {
@@ -67,37 +80,241 @@ struct S3Client::Operation {
   }
 };
 
+/// A thread with operations. Requires that none is in flight when it is destroyed. Threads: Start
+/// and Cancel may run on many threads at once.
+class S3Client::Worker {
+ public:
+  explicit Worker(S3Client& client) : client_(client) {
+    CAIRN_CHECK(multi_ != nullptr);
+    curl_.multi_setopt(multi_, CURLMOPT_PIPELINING, static_cast<long>(CURLPIPE_NOTHING));
+    curl_.multi_setopt(multi_, CURLMOPT_MAXCONNECTS, static_cast<long>(kMaxConnections));
+  }
+  ~Worker() {
+    std::thread thread;
+    {
+      const MutexLock lock(mutex_);
+      stopping_ = true;
+      thread = std::move(thread_);
+    }
+    curl_.multi_wakeup(multi_);
+    if (thread.joinable()) thread.join();
+    curl_.multi_cleanup(multi_);
+  }
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+
+  /// Begins an operation, which is in a list alone.
+  void Start(Operations operation) {
+    pending_count_.fetch_add(1, std::memory_order_relaxed);
+    const auto start = [&]() -> Result<void> {
+      const MutexLock lock(mutex_);
+      if (!thread_.joinable()) {
+        CAIRN_TRY_ASSIGN(thread_, StartThread("requests to the server", [this] { Run(); }));
+      }
+      arrived_.splice(arrived_.end(), operation);
+      return {};
+    };
+    if (auto started = start(); !started) {
+      pending_count_.fetch_sub(1, std::memory_order_relaxed);
+      return operation.front().Fail(std::move(started).error());
+    }
+    curl_.multi_wakeup(multi_);
+  }
+  /// Completes the operations of this owner soon, with kCancelled.
+  void Cancel(const void* owner) {
+    {
+      const MutexLock lock(mutex_);
+      cancelled_.insert(owner);
+    }
+    curl_.multi_wakeup(multi_);
+  }
+  /// Returns the number of operations that have not completed.
+  uint64_t pending_count() const { return pending_count_.load(std::memory_order_relaxed); }
+
+ private:
+  /// What the thread does.
+  void Run() {
+    while (true) {
+      const bool stopping = TakeArrived();
+      if (stopping && waiting_.empty() && active_.empty()) return;
+      BeginDue();
+      int running_count = 0;
+      curl_.multi_perform(multi_, &running_count);
+      if (!Complete()) Poll();
+    }
+  }
+
+  /// Takes what callers have added. Returns whether the client ends.
+  bool TakeArrived() {
+    std::set<const void*> cancelled;
+    bool stopping = false;
+    {
+      const MutexLock lock(mutex_);
+      waiting_.splice(waiting_.end(), arrived_);
+      std::swap(cancelled, cancelled_);
+      stopping = stopping_;
+    }
+    if (!cancelled.empty()) CancelOwners(cancelled);
+    return stopping;
+  }
+
+  void CancelOwners(const std::set<const void*>& owners) {
+    Operations cancelled;  // their callbacks are called last, because they may start requests
+    for (Operations* const operations : {&waiting_, &active_}) {
+      for (auto operation = operations->begin(); operation != operations->end();) {
+        const auto next = std::next(operation);
+        if (owners.contains(operation->owner)) {
+          if (operation->transfer) {
+            curl_.multi_remove_handle(multi_, operation->transfer->handle());
+          }
+          cancelled.splice(cancelled.end(), *operations, operation);
+        }
+        operation = next;
+      }
+    }
+    while (!cancelled.empty()) {
+      EndAttempt(cancelled, FailedResponse(CURLE_ABORTED_BY_CALLBACK, "cancelled"));
+    }
+  }
+
+  void BeginDue() {
+    for (auto operation = waiting_.begin();
+         operation != waiting_.end() && active_.size() < kMaxConnections;) {
+      const auto next = std::next(operation);
+      if (operation->not_before <= Clock::now()) {
+        Operations due;
+        due.splice(due.end(), waiting_, operation);
+        auto begun = CatchExhaustion(
+            "a request", [&]() -> Result<HttpResponse> { return BeginAttempt(*operation); });
+        if (!begun) begun = FailedResponse(CURLE_OUT_OF_MEMORY, std::move(begun).error().message);
+        if (begun->failure == CURLE_OK) {
+          active_.splice(active_.end(), due);
+        } else {
+          EndAttempt(due, *std::move(begun));
+        }
+      }
+      operation = next;
+    }
+  }
+
+  /// Returns a failure if the attempt cannot begin.
+  HttpResponse BeginAttempt(Operation& operation) {
+    ++operation.attempt_count;
+    if (operation.deadline <= Clock::now()) {
+      return FailedResponse(CURLE_OPERATION_TIMEDOUT, "the deadline has passed");
+    }
+    operation.transfer =
+        std::make_unique<HttpTransfer>(client_.MakeHttpRequest(operation), client_.http_options_);
+    HttpTransfer& transfer = *operation.transfer;
+    if (transfer.setup() != CURLE_OK) return transfer.TakeResponse(transfer.setup());
+    const CURLMcode code = curl_.multi_add_handle(multi_, transfer.handle());
+    if (code == CURLM_OK) return {};
+    return FailedResponse(CURLE_OUT_OF_MEMORY,
+                          fmt::format("libcurl begins no request ({})", static_cast<int>(code)));
+  }
+
+  /// Ends the attempt of the first operation of a list, which completes or waits for the next one.
+  void EndAttempt(Operations& operations, HttpResponse response) {
+    Operations ended;
+    ended.splice(ended.end(), operations, operations.begin());
+    Operation& operation = ended.front();
+    operation.transfer.reset();
+    if (client_.Handle(operation, std::move(response))) {
+      waiting_.splice(waiting_.end(), ended);
+    } else {
+      pending_count_.fetch_sub(1, std::memory_order_relaxed);
+    }
+  }
+
+  /// Ends the attempts that have completed. Returns whether there were any.
+  bool Complete() {
+    bool any = false;
+    int left_count = 0;
+    while (const CURLMsg* message = curl_.multi_info_read(multi_, &left_count)) {
+      if (message->msg != CURLMSG_DONE) continue;
+      any = true;
+      const CURLcode code = message->data.result;
+      const auto operation =
+          std::ranges::find(active_, message->easy_handle,
+                            [](const auto& active) { return active.transfer->handle(); });
+      CAIRN_CHECK(operation != active_.end());
+      curl_.multi_remove_handle(multi_, operation->transfer->handle());
+      Operations completed;
+      completed.splice(completed.end(), active_, operation);
+      EndAttempt(completed, operation->transfer->TakeResponse(code));
+    }
+    return any;
+  }
+
+  void Poll() {
+    {
+      const MutexLock lock(mutex_);
+      if (!arrived_.empty()) return;
+    }
+    auto left = kMaxPoll;
+    if (active_.size() < kMaxConnections) {
+      for (const Operation& operation : waiting_) {
+        left = std::min(left, std::chrono::ceil<milliseconds>(operation.not_before - Clock::now()));
+      }
+    }
+    curl_.multi_poll(multi_, nullptr, 0, static_cast<int>(std::max<int64_t>(0, left.count())),
+                     nullptr);
+  }
+
+  S3Client& client_;
+  const CurlLibrary& curl_ = Curl();
+  CURLM* const multi_ = curl_.multi_init();
+  std::atomic<uint64_t> pending_count_ = 0;
+  // Only the thread uses these.
+  Operations waiting_;  // for the time when they may begin, or for a connection
+  Operations active_;   // libcurl has them
+
+  Mutex mutex_;
+  Operations arrived_ CAIRN_GUARDED_BY(mutex_);
+  std::set<const void*> cancelled_ CAIRN_GUARDED_BY(mutex_);
+  bool stopping_ CAIRN_GUARDED_BY(mutex_) = false;
+  std::thread thread_ CAIRN_GUARDED_BY(mutex_);  // begins with the first request
+};
+
 S3Client::S3Client(const S3Settings& settings, CredentialsSource source)
     : settings_(settings),
       pid_(::getpid()),
       credentials_(std::move(source)),
       repeated_count_(RepeatedRequestCounter(settings_.address)) {
-  HttpOptions options;
-  options.ca_bundle = settings_.ca_bundle;
-  options.connect_timeout = std::min(milliseconds(10'000), settings_.timeout);
+  http_options_.ca_bundle = settings_.ca_bundle;
+  http_options_.connect_timeout = std::min(milliseconds(10'000), settings_.timeout);
   // Several attempts fit into the deadline of a request that stalls.
-  options.stall_timeout =
+  http_options_.stall_timeout =
       std::clamp(std::chrono::duration_cast<std::chrono::seconds>(settings_.timeout / 4),
                  std::chrono::seconds(1), std::chrono::seconds(60));
   for (uint32_t i = 0; i < settings_.io_threads; ++i) {
-    clients_.push_back(std::make_unique<HttpClient>(options, kMaxConnections));
+    workers_.push_back(std::make_unique<Worker>(*this));
   }
 }
+
+S3Client::~S3Client() = default;
 
 bool S3Client::is_usable() const { return ::getpid() == pid_; }
 
 void S3Client::Start(S3Request request, const void* owner, S3Done done) {
-  auto operation = std::make_shared<Operation>(settings_.address);
+  const Clock::time_point begin = Clock::now();
   const uint64_t bytes = request.body.size() + request.target_bytes();
-  operation->request = std::move(request);
-  operation->owner = owner;
-  operation->done = std::move(done);
-  operation->begin = Clock::now();
-  operation->deadline =
-      operation->begin + (operation->request.is_repeated
-                              ? settings_.timeout + milliseconds(bytes / kSlowestBytesPerMs)
-                              : std::min(settings_.timeout, kOnlyAttempt));
-  Send(operation, Clock::time_point());
+  const milliseconds timeout = request.is_repeated
+                                   ? settings_.timeout + milliseconds(bytes / kSlowestBytesPerMs)
+                                   : std::min(settings_.timeout, kOnlyAttempt);
+  Operations one;
+  Operation& operation = one.emplace_back(Operation{.address = settings_.address,
+                                                    .request = std::move(request),
+                                                    .owner = owner,
+                                                    .done = std::move(done),
+                                                    .begin = begin,
+                                                    .deadline = begin + timeout});
+  auto credentials = CatchExhaustion("a request", [&] { return credentials_.Get(); });
+  if (!credentials) return operation.Fail(std::move(credentials).error());
+  operation.credentials = *std::move(credentials);
+  const auto& worker = *std::ranges::min_element(
+      workers_, {}, [](const std::unique_ptr<Worker>& each) { return each->pending_count(); });
+  worker->Start(std::move(one));
 }
 
 Result<HttpResponse> S3Client::Perform(S3Request request) {
@@ -119,7 +336,7 @@ Result<HttpResponse> S3Client::Perform(S3Request request) {
 }
 
 void S3Client::Cancel(const void* owner) {
-  for (const std::unique_ptr<HttpClient>& client : clients_) client->Cancel(owner);
+  for (const std::unique_ptr<Worker>& worker : workers_) worker->Cancel(owner);
 }
 
 HttpRequest S3Client::MakeHttpRequest(const Operation& operation) const {
@@ -142,7 +359,6 @@ HttpRequest S3Client::MakeHttpRequest(const Operation& operation) const {
     http.headers.push_back(
         fmt::format("Range: bytes={}-{}", request.offset_bytes, request.offset_bytes + bytes - 1));
   }
-  if (operation.credentials == nullptr) return http;
   // TLS protects the bytes on their way, and a CRC-32 what TLS does not. A SHA-256 of the body
   // would take longer than sending it.
   http.headers.emplace_back("x-amz-content-sha256: UNSIGNED-PAYLOAD");
@@ -156,28 +372,6 @@ HttpRequest S3Client::MakeHttpRequest(const Operation& operation) const {
   return http;
 }
 
-void S3Client::Send(const SharedOperation& operation, Clock::time_point not_before) {
-  auto sent = CatchExhaustion("a request", [&]() -> Result<void> {
-    if (!settings_.anonymous) {
-      CAIRN_TRY_ASSIGN(operation->credentials, credentials_.Get());
-    }
-    HttpRequest http = MakeHttpRequest(*operation);
-    http.not_before = not_before;
-    ++operation->attempt_count;
-    LeastBusyClient().Start(
-        std::move(http), operation->owner,
-        [this, operation](HttpResponse response) { OnResponse(operation, std::move(response)); });
-    return {};
-  });
-  if (!sent) operation->Fail(std::move(sent).error());
-}
-
-HttpClient& S3Client::LeastBusyClient() {
-  return **std::ranges::min_element(clients_, {}, [](const std::unique_ptr<HttpClient>& client) {
-    return client->pending_count();
-  });
-}
-
 S3Outcome S3Client::Judge(const Operation& operation, const HttpResponse& response) const {
   const S3Request& request = operation.request;
   S3Outcome outcome =
@@ -187,26 +381,33 @@ S3Outcome S3Client::Judge(const Operation& operation, const HttpResponse& respon
   return JudgeRange(response, request.offset_bytes, bytes, request.operation, settings_.endpoint);
 }
 
-void S3Client::OnResponse(const SharedOperation& operation, HttpResponse response) {
+bool S3Client::Handle(Operation& operation, HttpResponse response) {
   if (response.status != 0) has_answered_.store(true, std::memory_order_relaxed);
   S3Outcome outcome;
   std::optional<Clock::time_point> again;
   auto judged = CatchExhaustion("a request", [&]() -> Result<void> {
-    outcome = Judge(*operation, response);
-    again = NextAttempt(*operation, outcome);
+    outcome = Judge(operation, response);
+    again = NextAttempt(operation, outcome);
+    if (!again) return {};
+    repeated_count_.fetch_add(1, std::memory_order_relaxed);
+    operation.not_before = *again;
+    CAIRN_TRY_ASSIGN(operation.credentials, credentials_.Get());
     return {};
   });
-  if (!judged) return operation->Fail(std::move(judged).error());
-  if (outcome.verdict == S3Verdict::kSuccess) return operation->done(std::move(response));
-  if (!again) return operation->Fail(std::move(outcome.error));
-  repeated_count_.fetch_add(1, std::memory_order_relaxed);
-  Send(operation, *again);
+  if (!judged) {
+    operation.Fail(std::move(judged).error());
+  } else if (outcome.verdict == S3Verdict::kSuccess) {
+    operation.done(std::move(response));
+  } else if (!again) {
+    operation.Fail(std::move(outcome.error));
+  }
+  return judged && again;
 }
 
 std::optional<Clock::time_point> S3Client::NextAttempt(Operation& operation,
                                                        const S3Outcome& outcome) {
   if (outcome.verdict == S3Verdict::kRetryWithOther) {
-    if (operation.was_rejected || operation.credentials == nullptr) return std::nullopt;
+    if (operation.was_rejected) return std::nullopt;
     operation.was_rejected = true;
     credentials_.Reject(operation.credentials);
     return Clock::time_point();

@@ -12,6 +12,8 @@
 /// A thread that repeats a request waits for the credentials if they have expired; its other
 /// transfers wait too. Requests that begin in time obtain others before that.
 ///
+/// Each thread has many requests of libcurl in flight. Connections are kept open and used again.
+///
 /// Redirects are never followed: a request is signed only for the host that the address or the
 /// configuration names, for the object and the operation that the caller wants. (AWS redirects only
 /// requests at the endpoint of another region than the bucket's; the error names the region.)
@@ -26,6 +28,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <optional>
@@ -35,8 +38,8 @@
 
 #include "kv/base/error.h"
 #include "kv/storage/s3/internal/credentials.h"
-#include "kv/storage/s3/internal/http_client.h"
-#include "kv/storage/s3/internal/s3_errors.h"
+#include "kv/storage/s3/internal/http_transfer.h"
+#include "kv/storage/s3/internal/s3_responses.h"
 #include "kv/storage/s3/internal/s3_settings.h"
 
 namespace cairn::kv::internal {
@@ -77,6 +80,7 @@ class S3Client {
   S3Client(const S3Settings& settings, CredentialsSource source);
   S3Client(const S3Client&) = delete;
   S3Client& operator=(const S3Client&) = delete;
+  ~S3Client();
 
   const S3Settings& settings() const { return settings_; }
   /// Returns false in a child that was forked after the construction: it has no thread, and waiting
@@ -93,24 +97,26 @@ class S3Client {
 
  private:
   struct Operation;
-  using SharedOperation = std::shared_ptr<Operation>;  // shared by the callbacks of its attempts
+  /// An operation moves between lists as a node, which needs no memory: whatever happens, its
+  /// callback is called.
+  using Operations = std::list<Operation>;
+  class Worker;
 
-  /// Begins an attempt, with credentials that are obtained if necessary.
-  void Send(const SharedOperation& operation, std::chrono::steady_clock::time_point not_before);
   HttpRequest MakeHttpRequest(const Operation& operation) const;
   S3Outcome Judge(const Operation& operation, const HttpResponse& response) const;
-  void OnResponse(const SharedOperation& operation, HttpResponse response);
+  /// Completes the operation after an attempt, or returns true if there must be another one.
+  bool Handle(Operation& operation, HttpResponse response);
   /// Returns when to try again after an attempt that was not successful; nothing if never.
   std::optional<std::chrono::steady_clock::time_point> NextAttempt(Operation& operation,
                                                                    const S3Outcome& outcome);
-  HttpClient& LeastBusyClient();
 
   const S3Settings settings_;
   const pid_t pid_;
   CredentialsCache credentials_;
   std::atomic<uint64_t>& repeated_count_;   // shared by all clients of this address
   std::atomic<bool> has_answered_ = false;  // whether there ever was a response
-  std::vector<std::unique_ptr<HttpClient>> clients_;
+  HttpOptions http_options_;
+  std::vector<std::unique_ptr<Worker>> workers_;
 };
 
 }  // namespace cairn::kv::internal

@@ -1,17 +1,22 @@
-// Parsing of addresses, and the order in which values are looked for.
+// Parsing of addresses, the INI dialect of AWS, and the order in which values are looked for.
 
 #include "kv/storage/s3/internal/s3_settings.h"
 
 #include <fmt/format.h>
+#include <pwd.h>
+#include <unistd.h>
 
 #include <algorithm>
-#include <array>
+#include <cerrno>
 #include <charconv>
+#include <cstdio>
 #include <initializer_list>
+#include <memory>
 #include <optional>
 #include <thread>
 #include <utility>
 
+#include "kv/io/internal/io_environment.h"
 #include "kv/storage/internal/object_names.h"
 
 namespace cairn::kv::internal {
@@ -74,7 +79,8 @@ Result<S3Addressing> ParseAddressing(std::string_view text) {
   return Invalid(fmt::format("the addressing \"{}\" is not path, virtual or auto", text));
 }
 
-Result<void> SetParameter(std::string_view parameter, S3Address* address) {
+// Sets the option that a parameter of an address names, unless the caller has set it.
+Result<void> SetParameter(std::string_view parameter, S3Options* options) {
   const size_t equals = parameter.find('=');
   const std::string_view name = parameter.substr(0, equals);
   const std::optional<std::string> value =
@@ -82,21 +88,68 @@ Result<void> SetParameter(std::string_view parameter, S3Address* address) {
   if (!value || value->empty()) {
     return Invalid(fmt::format("the parameter \"{}\" of the address has no valid value", name));
   }
-  if (name == "endpoint") {
-    address->endpoint = *value;
-  } else if (name == "region") {
-    address->region = *value;
-  } else if (name == "profile") {
-    address->profile = *value;
-  } else if (name == "addressing") {
-    CAIRN_TRY_ASSIGN(address->addressing, ParseAddressing(*value));
-  } else {
+  if (name == "addressing") {
+    CAIRN_TRY_ASSIGN(const S3Addressing addressing, ParseAddressing(*value));
+    if (options->addressing == S3Addressing::kAutomatic) options->addressing = addressing;
+    return {};
+  }
+  std::string* const option = name == "endpoint"  ? &options->endpoint
+                              : name == "region"  ? &options->region
+                              : name == "profile" ? &options->profile
+                                                  : nullptr;
+  if (option == nullptr) {
     return Invalid(
         fmt::format("the parameter \"{}\" of the address is not known; known are "
                     "endpoint, region, profile and addressing",
                     name));
   }
+  if (option->empty()) *option = *value;
   return {};
+}
+
+constexpr size_t kMaxFileBytes = 4 << 20;
+
+std::string_view Trim(std::string_view text) {
+  const size_t begin = text.find_first_not_of(" \t\r");
+  if (begin == std::string_view::npos) return {};
+  return text.substr(begin, text.find_last_not_of(" \t\r") - begin + 1);
+}
+
+std::string ExpandHome(std::string path, const Environment& environment) {
+  if (!path.starts_with("~/")) return path;
+  std::string home = environment("HOME");
+  const passwd* user = home.empty() ? ::getpwuid(::getuid()) : nullptr;
+  if (user != nullptr && user->pw_dir != nullptr) home = user->pw_dir;
+  return home + path.substr(1);
+}
+
+// "# ..." and "; ..." are comments at the beginning of a line, and after a value if white space
+// precedes them.
+std::string_view WithoutComment(std::string_view value) {
+  for (size_t i = 1; i < value.size(); ++i) {
+    const bool after_space = value[i - 1] == ' ' || value[i - 1] == '\t';
+    if (after_space && (value[i] == '#' || value[i] == ';')) return Trim(value.substr(0, i));
+  }
+  return value;
+}
+
+// Returns the name in "[name]".
+std::string SectionName(std::string_view line) {
+  const size_t end = line.find(']');
+  const std::string_view name = Trim(line.substr(1, end == std::string_view::npos ? end : end - 1));
+  // "profile  x" and "profile x" are the same.
+  const size_t space = name.find_first_of(" \t");
+  if (space == std::string_view::npos) return std::string(name);
+  return fmt::format("{} {}", name.substr(0, space), Trim(name.substr(space)));
+}
+
+// Adds the settings of a section with `prefix` before their names.
+void Merge(const AwsSections& sections, const std::string& section, const char* prefix,
+           AwsProfile* profile) {
+  const auto found = sections.find(section);
+  if (found == sections.end()) return;
+  profile->exists = true;
+  for (const auto& [name, value] : found->second) profile->settings[prefix + name] = value;
 }
 
 // Returns the first that is not empty.
@@ -140,10 +193,9 @@ Result<Url> ParseEndpoint(std::string endpoint) {
   return url;
 }
 
-// Returns `value` unless it is 0, otherwise the number in the variable, or `fallback`.
-Result<uint64_t> NumberOr(uint64_t value, const char* variable, const Environment& environment,
-                          uint64_t fallback) {
-  if (value != 0) return value;
+// Returns the number in the variable, or `fallback`; at most `most`.
+Result<uint64_t> NumberIn(const char* variable, const Environment& environment, uint64_t fallback,
+                          uint64_t most) {
   const std::string text = environment(variable);
   if (text.empty()) return fallback;
   const std::optional<uint64_t> number = ParseDecimal(text);
@@ -151,14 +203,12 @@ Result<uint64_t> NumberOr(uint64_t value, const char* variable, const Environmen
     return Invalid(fmt::format("the environment variable {} is \"{}\", not a positive number",
                                variable, text));
   }
-  return *number;
+  return std::min(*number, most);
 }
 
-Result<void> ResolveEndpoint(const S3Address& address, const S3Options& options,
-                             const AwsProfile& profile, const Environment& environment,
-                             S3Settings* settings) {
-  settings->endpoint =
-      FirstOf({options.endpoint, address.endpoint, ConfiguredEndpoint(profile, environment)});
+Result<void> ResolveEndpoint(const S3Options& options, const AwsProfile& profile,
+                             const Environment& environment, S3Settings* settings) {
+  settings->endpoint = FirstOf({options.endpoint, ConfiguredEndpoint(profile, environment)});
   const bool is_aws = settings->endpoint.empty();
   if (is_aws) {
     const char* domain = settings->region.starts_with("cn-") ? "amazonaws.com.cn" : "amazonaws.com";
@@ -167,8 +217,7 @@ Result<void> ResolveEndpoint(const S3Address& address, const S3Options& options,
   CAIRN_TRY_ASSIGN(const Url url, ParseEndpoint(settings->endpoint));
   settings->endpoint = url.scheme + "://" + url.rest;
 
-  S3Addressing addressing =
-      options.addressing != S3Addressing::kAutomatic ? options.addressing : address.addressing;
+  S3Addressing addressing = options.addressing;
   if (addressing == S3Addressing::kAutomatic) {
     CAIRN_TRY_ASSIGN(addressing, ParseAddressing(profile.Get("s3.addressing_style")));
   }
@@ -185,32 +234,119 @@ Result<void> ResolveEndpoint(const S3Address& address, const S3Options& options,
 
 Result<void> ResolveTransfers(const S3Options& options, const Environment& environment,
                               S3Settings* settings) {
-  const auto timeout_ms = static_cast<uint64_t>(std::max<int64_t>(0, options.timeout.count()));
-  if (timeout_ms > 0) {
-    settings->timeout = options.timeout;
-  } else {
-    CAIRN_TRY_ASSIGN(const uint64_t timeout_s, NumberOr(0, "CAIRN_S3_TIMEOUT", environment, 60));
-    settings->timeout = std::chrono::seconds(std::min<uint64_t>(timeout_s, 86'400));
+  settings->timeout = options.timeout;
+  if (settings->timeout.count() <= 0) {
+    CAIRN_TRY_ASSIGN(const uint64_t timeout_s,
+                     NumberIn("CAIRN_S3_TIMEOUT", environment, 60, 86'400));
+    settings->timeout = std::chrono::seconds(timeout_s);
   }
-  CAIRN_TRY_ASSIGN(settings->part_bytes,
-                   NumberOr(options.part_bytes, "CAIRN_S3_PART_BYTES", environment, 8 << 20));
+  settings->part_bytes = options.part_bytes;
+  if (settings->part_bytes == 0) {
+    CAIRN_TRY_ASSIGN(settings->part_bytes,
+                     NumberIn("CAIRN_S3_PART_BYTES", environment, 8 << 20, UINT64_MAX));
+  }
   if (settings->part_bytes < kMinPartBytes || settings->part_bytes > kMaxPartBytes) {
     return Invalid(
         fmt::format("parts of {} bytes are not possible: S3 requires at least {}, and "
                     "at most {} are supported",
                     settings->part_bytes, kMinPartBytes, kMaxPartBytes));
   }
-  CAIRN_TRY_ASSIGN(const uint64_t depth,
-                   NumberOr(options.queue_depth, "CAIRN_S3_DEPTH", environment, 16));
-  settings->queue_depth = static_cast<uint32_t>(std::min<uint64_t>(depth, 1024));
+  CAIRN_TRY_ASSIGN(const uint64_t depth, NumberIn("CAIRN_S3_DEPTH", environment, 16, 1024));
+  settings->queue_depth = static_cast<uint32_t>(depth);
   const uint64_t default_threads = std::clamp(std::thread::hardware_concurrency() / 8, 1U, 4U);
   CAIRN_TRY_ASSIGN(const uint64_t threads,
-                   NumberOr(options.io_threads, "CAIRN_S3_THREADS", environment, default_threads));
-  settings->io_threads = static_cast<uint32_t>(std::min<uint64_t>(threads, 64));
+                   NumberIn("CAIRN_S3_THREADS", environment, default_threads, 64));
+  settings->io_threads = static_cast<uint32_t>(threads);
   return {};
 }
 
 }  // namespace
+
+Result<std::string> ReadTextFile(const std::string& path, std::string_view what) {
+  const std::unique_ptr<FILE, int (*)(FILE*)> file(std::fopen(path.c_str(), "re"), &std::fclose);
+  if (file == nullptr) {
+    if (errno == ENOENT || errno == ENOTDIR) return std::string();
+    return Fail(SystemError(errno, fmt::format("cannot read the {}", what), path));
+  }
+  std::string text;
+  char buffer[4096];
+  while (const size_t length = std::fread(buffer, 1, sizeof(buffer), file.get())) {
+    text.append(buffer, length);
+    if (text.size() > kMaxFileBytes) {
+      return Fail(ErrorCode::kInvalidArgument,
+                  fmt::format("the {} has more than {} bytes", what, kMaxFileBytes), path);
+    }
+  }
+  if (std::ferror(file.get()) != 0) {
+    return Fail(SystemError(EIO, fmt::format("cannot read the {}", what), path));
+  }
+  return text;
+}
+
+std::string ProcessEnvironment(const char* name) { return std::string(EnvironmentVariable(name)); }
+
+std::string AwsProfile::Get(std::string_view setting) const {
+  const auto found = settings.find(setting);
+  return found == settings.end() ? std::string() : found->second;
+}
+
+AwsSections ParseAwsSections(std::string_view text) {
+  AwsSections sections;
+  std::map<std::string, std::string, std::less<>>* settings = nullptr;
+  std::string group;  // the setting to which indented lines belong
+  while (!text.empty()) {
+    const size_t end = text.find('\n');
+    const std::string_view line = text.substr(0, end);
+    text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
+    const std::string_view content = Trim(line);
+    if (content.empty() || content.front() == '#' || content.front() == ';') continue;
+    const bool indented = line.front() == ' ' || line.front() == '\t';
+    if (!indented && content.front() == '[') {
+      settings = &sections[SectionName(content)];
+      group.clear();
+      continue;
+    }
+    const size_t equals = content.find('=');
+    if (settings == nullptr || equals == std::string_view::npos) continue;
+    const std::string name(Trim(content.substr(0, equals)));
+    const std::string value(WithoutComment(Trim(content.substr(equals + 1))));
+    if (indented && !group.empty()) {
+      (*settings)[group + "." + name] = value;
+      continue;
+    }
+    group = value.empty() ? name : "";
+    (*settings)[name] = value;
+  }
+  return sections;
+}
+
+Result<AwsProfile> ReadAwsProfile(const std::string& name, const Environment& environment) {
+  const std::string named = !name.empty() ? name : environment("AWS_PROFILE");
+  AwsProfile profile;
+  profile.name = named.empty() ? "default" : named;
+  const auto path_of = [&](const char* variable, const char* file) {
+    const std::string path = environment(variable);
+    return ExpandHome(path.empty() ? std::string("~/.aws/") + file : path, environment);
+  };
+  const std::string config_path = path_of("AWS_CONFIG_FILE", "config");
+  const std::string credentials_path = path_of("AWS_SHARED_CREDENTIALS_FILE", "credentials");
+  CAIRN_TRY_ASSIGN(const std::string config_text, ReadTextFile(config_path, "AWS configuration"));
+  CAIRN_TRY_ASSIGN(const std::string credentials_text,
+                   ReadTextFile(credentials_path, "AWS configuration"));
+
+  const AwsSections config = ParseAwsSections(config_text);
+  if (profile.name == "default") Merge(config, "default", "", &profile);
+  Merge(config, "profile " + profile.name, "", &profile);
+  Merge(config, "services " + profile.Get("services"), "services.", &profile);
+  Merge(ParseAwsSections(credentials_text), profile.name, "", &profile);
+  if (!profile.exists && !named.empty()) {
+    return Fail(ErrorCode::kInvalidArgument,
+                fmt::format("there is no AWS profile \"{}\" in {} and {}; correct the profile or "
+                            "AWS_PROFILE",
+                            profile.name, config_path, credentials_path));
+  }
+  return profile;
+}
 
 bool IsRegionName(std::string_view region) {
   return !region.empty() && std::ranges::all_of(region, [](char c) {
@@ -232,7 +368,7 @@ std::string EncodeUri(std::string_view text, bool keep_slash) {
   return encoded;
 }
 
-Result<S3Address> ParseS3Address(std::string_view address) {
+Result<S3Address> ParseS3Address(std::string_view address, S3Options options) {
   const std::string whole(address);
   if (!address.starts_with("s3://")) {
     return Invalid(fmt::format("the address \"{}\" is not of the form s3://BUCKET/PREFIX", whole));
@@ -240,7 +376,7 @@ Result<S3Address> ParseS3Address(std::string_view address) {
   address.remove_prefix(5);
   const size_t question = address.find('?');
   std::string_view path = address.substr(0, question);
-  S3Address parsed;
+  S3Address parsed{.bucket = {}, .prefix = {}, .options = std::move(options)};
   const size_t slash = path.find('/');
   parsed.bucket = path.substr(0, slash);
   if (!IsBucketName(parsed.bucket)) {
@@ -263,7 +399,7 @@ Result<S3Address> ParseS3Address(std::string_view address) {
       question == std::string_view::npos ? std::string_view() : address.substr(question + 1);
   while (!query.empty()) {
     const size_t end = query.find('&');
-    CAIRN_TRY(SetParameter(query.substr(0, end), &parsed));
+    CAIRN_TRY(SetParameter(query.substr(0, end), &parsed.options));
     query.remove_prefix(end == std::string_view::npos ? query.size() : end + 1);
   }
   return parsed;
@@ -274,27 +410,26 @@ std::string PlainAddress(const S3Address& address) {
                                 : fmt::format("s3://{}/{}", address.bucket, address.prefix);
 }
 
-Result<S3Settings> ResolveS3Settings(const S3Address& address, const S3Options& options,
-                                     const AwsProfile& profile, const Environment& environment) {
+Result<S3Settings> ResolveS3Settings(const S3Address& address, const AwsProfile& profile,
+                                     const Environment& environment) {
+  const S3Options& options = address.options;
   S3Settings settings;
   settings.bucket = address.bucket;
   settings.prefix = address.prefix.empty() ? "" : address.prefix + "/";
   settings.address = PlainAddress(address);
   settings.region =
-      FirstOf({options.region, address.region, environment("AWS_REGION"),
-               environment("AWS_DEFAULT_REGION"), profile.Get("region"), "us-east-1"});
+      FirstOf({options.region, environment("AWS_REGION"), environment("AWS_DEFAULT_REGION"),
+               profile.Get("region"), "us-east-1"});
   if (!IsRegionName(settings.region)) {
     return Invalid(fmt::format("\"{}\" is not the name of a region", settings.region));
   }
-  CAIRN_TRY(ResolveEndpoint(address, options, profile, environment, &settings));
+  CAIRN_TRY(ResolveEndpoint(options, profile, environment, &settings));
   CAIRN_TRY(ResolveTransfers(options, environment, &settings));
   settings.ca_bundle =
       FirstOf({options.ca_bundle, environment("AWS_CA_BUNDLE"), profile.Get("ca_bundle")});
-  settings.anonymous = options.anonymous;
   const std::string calculation = FirstOf({environment("AWS_REQUEST_CHECKSUM_CALCULATION"),
                                            profile.Get("request_checksum_calculation")});
-  settings.request_digests = options.request_digests.value_or(calculation != "when_required" &&
-                                                              calculation != "WHEN_REQUIRED");
+  settings.request_digests = calculation != "when_required" && calculation != "WHEN_REQUIRED";
   return settings;
 }
 

@@ -18,15 +18,13 @@
 #include "kv/storage/internal/concurrent_requests.h"
 #include "kv/storage/internal/object_names.h"
 #include "kv/storage/internal/transfer_queues.h"
-#include "kv/storage/internal/upload_writer.h"
-#include "kv/storage/s3/internal/aws_profile.h"
 #include "kv/storage/s3/internal/credentials.h"
 #include "kv/storage/s3/internal/curl_library.h"
 #include "kv/storage/s3/internal/s3_client.h"
-#include "kv/storage/s3/internal/s3_errors.h"
+#include "kv/storage/s3/internal/s3_responses.h"
 #include "kv/storage/s3/internal/s3_settings.h"
 #include "kv/storage/s3/internal/s3_upload.h"
-#include "kv/storage/s3/internal/s3_xml.h"
+#include "kv/storage/storage.h"
 
 namespace cairn::kv::internal {
 namespace {
@@ -85,11 +83,8 @@ class S3Queue final : public CallbackQueue {
   S3Client& client_;
 };
 
-/// What a listing has returned.
-struct Listed {
-  std::set<std::string> names;  // of the keys, without the prefix of the store
-  std::set<S3Listing::Upload> uploads;
-};
+/// The entries of all pages of a listing; their keys are names, without the prefix of the store.
+using Listed = std::set<S3Listing::Entry>;
 
 class S3Storage final : public Storage {
  public:
@@ -146,8 +141,7 @@ class S3Storage final : public Storage {
   Result<std::unique_ptr<ObjectWriter>> Create(std::string_view name) override {
     CAIRN_TRY_ASSIGN(auto upload, BeginUpload(name, settings_.part_bytes));
     CAIRN_TRY_ASSIGN(auto queue, MakeQueue(std::min(settings_.queue_depth, kMaxPartsInFlight)));
-    return std::make_unique<UploadWriter>(std::move(upload), std::move(queue),
-                                          settings_.part_bytes);
+    return MakeUploadWriter(std::move(upload), std::move(queue), settings_.part_bytes);
   }
 
   Result<void> ReadRange(std::string_view name, uint64_t offset_bytes,
@@ -200,9 +194,9 @@ class S3Storage final : public Storage {
     CAIRN_CHECK(IsObjectPrefix(prefix));
     CAIRN_TRY_ASSIGN(Listed listed, ListNames(prefix));
     std::vector<std::string> names;
-    names.reserve(listed.names.size());
-    while (!listed.names.empty()) {
-      std::string name = std::move(listed.names.extract(listed.names.begin()).value());
+    names.reserve(listed.size());
+    while (!listed.empty()) {
+      std::string name = std::move(listed.extract(listed.begin()).value().key);
       if (IsObjectName(name)) names.push_back(std::move(name));
     }
     return names;
@@ -323,16 +317,6 @@ class S3Storage final : public Storage {
     const std::string path = PathOf(prefix);
     const std::string key_prefix = settings_.prefix + std::string(prefix);
     parameters["prefix"] = key_prefix;
-    // A server that lists keys of others ignores the prefix, or changes keys. Its lists may then
-    // lack objects.
-    const auto check_key = [&](std::string_view key) -> Result<void> {
-      if (key.starts_with(key_prefix)) return {};
-      return Fail(ErrorCode::kUnavailable,
-                  fmt::format("the server listed the key \"{}\", which does not begin "
-                              "with the prefix \"{}\"",
-                              Printable(key), key_prefix),
-                  path);
-    };
     Listed listed;
     for (uint32_t idle_pages = 0;;) {
       CAIRN_TRY_ASSIGN(const HttpResponse response, client().Perform({.operation = operation,
@@ -341,18 +325,22 @@ class S3Storage final : public Storage {
                                                                       .parameters = parameters}));
       Result<S3Listing> page = ParseS3Listing(response.body);
       if (!page) return Fail(std::move(page).error().WithFile(path));
-      const size_t count_before = listed.names.size() + listed.uploads.size();
-      for (const std::string& key : page->keys) {
-        CAIRN_TRY(check_key(key));
-        std::string name = key.substr(settings_.prefix.size());
-        if (name.size() <= kMaxNameBytes) listed.names.insert(std::move(name));
-      }
-      for (S3Listing::Upload& upload : page->uploads) {
-        CAIRN_TRY(check_key(upload.key));
-        listed.uploads.insert(std::move(upload));
+      const size_t count_before = listed.size();
+      for (S3Listing::Entry& entry : page->entries) {
+        // A server that lists keys of others ignores the prefix, or changes keys. Its lists may
+        // then lack objects.
+        if (!entry.key.starts_with(key_prefix)) {
+          return Fail(ErrorCode::kUnavailable,
+                      fmt::format("the server listed the key \"{}\", which does not begin "
+                                  "with the prefix \"{}\"",
+                                  Printable(entry.key), key_prefix),
+                      path);
+        }
+        entry.key.erase(0, settings_.prefix.size());
+        if (entry.key.size() <= kMaxNameBytes) listed.insert(std::move(entry));
       }
       if (page->next.empty()) return listed;
-      const size_t count = listed.names.size() + listed.uploads.size();
+      const size_t count = listed.size();
       idle_pages = count == count_before ? idle_pages + 1 : 0;
       const auto last = parameters;
       for (const auto& [name, value] : page->next) parameters[name] = value;
@@ -378,7 +366,7 @@ class S3Storage final : public Storage {
 
   Result<void> RemoveProbes() {
     CAIRN_TRY_ASSIGN(const Listed listed, ListNames(kProbePrefix));
-    for (const std::string& name : listed.names) {
+    for (const auto& [name, upload_id] : listed) {
       if (IsProbeName(name)) CAIRN_TRY(RemoveName(name));
     }
     return {};
@@ -388,18 +376,17 @@ class S3Storage final : public Storage {
     const std::string_view folder = ObjectFolder(kind);
     CAIRN_TRY_ASSIGN(const Listed listed, ListPages("list uploads", folder, {{"uploads", ""}}));
     const auto deadline = Clock::now() + kListingTimeouts * settings_.timeout;
-    for (const S3Listing::Upload& upload : listed.uploads) {
+    for (const auto& [name, upload_id] : listed) {
       if (Clock::now() > deadline) {
         return Fail(ErrorCode::kUnavailable,
                     "the server takes too long to abort uploads; the next open for "
                     "writing aborts the others",
                     PathOf(folder));
       }
-      const std::string_view name = std::string_view(upload.key).substr(settings_.prefix.size());
       const auto parsed = ParseObjectName(name);
       // Others belong to another program, or to a writer that has taken over the store.
       if (!parsed || parsed->id.epoch >= end_epoch) continue;
-      const Result<void> aborted = AbortUpload(client(), name, upload.upload_id);
+      const Result<void> aborted = AbortUpload(client(), name, upload_id);
       if (!aborted && aborted.error().code != ErrorCode::kNotFound) return aborted;
     }
     return {};
@@ -414,11 +401,10 @@ class S3Storage final : public Storage {
 
 Result<std::shared_ptr<Storage>> OpenS3Storage(const std::string& address,
                                                const S3Options& options) {
-  CAIRN_TRY_ASSIGN(const S3Address parsed, ParseS3Address(address));
-  const std::string profile_name = options.profile.empty() ? parsed.profile : options.profile;
+  CAIRN_TRY_ASSIGN(const S3Address parsed, ParseS3Address(address, options));
+  const std::string& profile_name = parsed.options.profile;
   CAIRN_TRY_ASSIGN(AwsProfile profile, ReadAwsProfile(profile_name, &ProcessEnvironment));
-  CAIRN_TRY_ASSIGN(S3Settings settings,
-                   ResolveS3Settings(parsed, options, profile, &ProcessEnvironment));
+  CAIRN_TRY_ASSIGN(S3Settings settings, ResolveS3Settings(parsed, profile, &ProcessEnvironment));
   CAIRN_TRY(OpenCurlLibrary());
   CredentialsSource source = options.credentials;
   if (!source) {

@@ -21,7 +21,7 @@
 #include "kv/base/error.h"
 #include "kv/base/mutex.h"
 #include "kv/storage/s3/internal/s3_client.h"
-#include "kv/storage/s3/internal/s3_xml.h"
+#include "kv/storage/s3/internal/s3_responses.h"
 #include "kv/storage/storage.h"
 
 namespace cairn::kv::internal {
