@@ -13,6 +13,7 @@
 #include "core/tensor/mesh.h"
 #include "core/tensor/sharding.h"
 #include "kv/base/digest.h"
+#include "kv/io/internal/file.h"
 #include "kv/root/internal/lease.h"
 #include "kv/root/internal/root_log.h"
 #include "kv/state/internal/attempt_outcome.h"
@@ -27,10 +28,6 @@ using namespace kv::internal;    // NOLINT(google-build-using-namespace): the co
 using namespace core::internal;  // NOLINT(google-build-using-namespace): the code under test
 
 constexpr char kAttempt[] = "00000001123456780000000000000000-7-0";
-
-std::span<const std::byte> AsBytes(std::string_view text) {
-  return std::as_bytes(std::span(text.data(), text.size()));
-}
 
 void FuzzLease(std::span<const std::byte> bytes) {
   const auto lease = DecodeLease(bytes);

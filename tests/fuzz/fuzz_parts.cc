@@ -2,12 +2,10 @@
 
 #include <memory>
 
-#include "kv/base/digest.h"
 #include "kv/commit/internal/part_file.h"
 #include "kv/commit/internal/rank_batch.h"
 #include "kv/commit/internal/record_sorter.h"
 #include "kv/storage/files/internal/memory_storage.h"
-#include "schema/little_endian.h"
 #include "tests/fuzz/fuzz_support.h"
 
 namespace cairn::fuzz {
@@ -25,8 +23,7 @@ void RepairFrames(std::span<std::byte> part) {
   while (!part.empty()) {
     const std::span<std::byte> frame = part.first(LengthsOfFrame(part).frame_bytes);
     if (frame.size() < sizeof(uint64_t)) return;
-    const size_t covered = frame.size() - sizeof(uint64_t);
-    schema::PutLittleEndian(frame, covered, kv::Checksum64(frame.first(covered)));
+    RepairChecksum(frame);
     part = part.subspan(frame.size());
   }
 }

@@ -2,10 +2,8 @@
 
 #include <utility>
 
-#include "kv/base/digest.h"
 #include "kv/root/internal/framed_record.h"
 #include "kv/root/internal/root_record.h"
-#include "schema/little_endian.h"
 #include "tests/fuzz/fuzz_support.h"
 
 namespace cairn::fuzz {
@@ -17,13 +15,6 @@ constexpr FrameKind kRootFrame{.magic = "CNRT", .version = 1, .name = "root"};
 constexpr FrameKind kPageFrame{.magic = "CNPG", .version = 1, .name = "page of steps"};
 // A name of 512 bytes and a note of 4096 may be used by several tables of a few bytes each.
 constexpr uint64_t kMemoryPerByte = 2048;
-
-/// Makes the checksum at the end of an object right.
-void RepairChecksum(std::vector<std::byte>& object) {
-  if (object.size() < 8) return;
-  const size_t covered = object.size() - 8;
-  schema::PutLittleEndian(object, covered, kv::Checksum64(std::span(object).first(covered)));
-}
 
 /// Calls `decode` and checks its memory: it may need some for each byte of the record.
 template <typename Decode>

@@ -4,12 +4,9 @@
 #include "tests/fuzz/fuzz_support.h"
 
 namespace cairn::fuzz {
-namespace {
 
 using namespace core;            // NOLINT(google-build-using-namespace): the code under test
 using namespace core::internal;  // NOLINT(google-build-using-namespace): the code under test
-
-}  // namespace
 
 void Fuzz(Input input) {
   const uint64_t data_bytes = input.Number<uint32_t>();

@@ -8,6 +8,9 @@
 #include <atomic>
 #include <new>
 
+#include "kv/base/digest.h"
+#include "schema/little_endian.h"
+
 #if defined(__SANITIZE_ADDRESS__)
 #define CAIRN_FUZZ_ASAN 1
 #elif defined(__has_feature)
@@ -76,6 +79,12 @@ MemoryLimit::~MemoryLimit() {
   std::fprintf(stderr, "%lld bytes were allocated, at most %llu were expected\n",
                static_cast<long long>(used_bytes), static_cast<unsigned long long>(limit_bytes_));
   std::abort();
+}
+
+void RepairChecksum(std::span<std::byte> bytes) {
+  if (bytes.size() < sizeof(uint64_t)) return;
+  const size_t covered = bytes.size() - sizeof(uint64_t);
+  schema::PutLittleEndian(bytes, covered, kv::Checksum64(bytes.first(covered)));
 }
 
 void UseError(const Error& error) {

@@ -107,6 +107,9 @@ void CheckRoundTrip(const Decode& decode, const Encode& encode, std::span<const 
   CAIRN_FUZZ_CHECK(encode(*again) == once);
 }
 
+/// Makes the checksum at the end of the bytes right, if they are long enough to have one.
+void RepairChecksum(std::span<std::byte> bytes);
+
 /// Uses every part of an error.
 void UseError(const Error& error);
 

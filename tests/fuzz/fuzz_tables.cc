@@ -10,11 +10,8 @@
 #include "tests/fuzz/fuzz_support.h"
 
 namespace cairn::fuzz {
-namespace {
 
 using namespace kv::internal;  // NOLINT(google-build-using-namespace): the code under test
-
-}  // namespace
 
 void Fuzz(Input input) {
   const uint64_t record_count = input.Byte();

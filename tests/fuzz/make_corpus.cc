@@ -1,17 +1,16 @@
-// Creates the first inputs of the fuzzers from objects that the encoders wrote. Inputs that are
-// texts, such as addresses and documents of servers, were written by hand and are only in the
-// corpora.
+// Creates the first inputs of the fuzzers from the golden stores, and from messages that the
+// encoders wrote. Inputs that do not depend on the format of stores are only in the corpora:
+// addresses, documents of servers, headers of safetensors files, bytes to compress.
 //
-//   cairn_make_fuzz_corpus DIR      creates DIR/<fuzzer>/<name>
+//   cairn_make_fuzz_corpus DIR STORE...     creates DIR/<fuzzer>/<name>
 //
 // An input begins with the byte that selects the decoder (fuzz_support.h). After a change of a
 // format, tests/golden/regenerate.sh runs it again; the names of unchanged inputs are the same.
 // `tools/fuzz.sh --merge` adds what the fuzzers find.
 
-#include <unistd.h>
+#include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -19,13 +18,9 @@
 #include <map>
 #include <set>
 
-#include "core/checkpoint_store.h"
-#include "core/codec/internal/delta_encoder.h"
 #include "core/collectives/internal/shard_plan.h"
-#include "core/interop/safetensors/safetensors_export.h"
 #include "core/ranks/internal/rendezvous.h"
-#include "core/state_dict/key_name.h"
-#include "core/step/internal/compress.h"
+#include "core/state_dict/value.h"
 #include "kv/commit/internal/part_file.h"
 #include "kv/root/internal/framed_record.h"
 #include "kv/root/internal/kv_records.h"
@@ -34,8 +29,8 @@
 #include "kv/segment/internal/segment_format.h"
 #include "kv/state/internal/attempt_outcome.h"
 #include "kv/storage/files/internal/memory_storage.h"
+#include "kv/storage/open/open_storage.h"
 #include "kv/table/internal/table_reader.h"
-#include "schema/little_endian.h"
 #include "tests/fuzz/fuzz_support.h"
 
 namespace cairn::fuzz {
@@ -45,9 +40,6 @@ namespace fs = std::filesystem;
 using namespace kv::internal;  // NOLINT(google-build-using-namespace): the code under test
 using Bytes = std::vector<std::byte>;
 
-std::span<const std::byte> AsBytes(std::string_view text) {
-  return std::as_bytes(std::span(text.data(), text.size()));
-}
 std::string_view AsText(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
@@ -120,50 +112,43 @@ constexpr char kAttempt[] = "00000001123456780000000000000000-7-0";
 constexpr char kPart[] = "pending/00000001123456780000000000000000-7-0/1.part";
 const PartHeader kPartHeader{.step = 7, .rank = 1, .world_size = 2, .attempt = kAttempt};
 
-/// A state with every kind of leaf, and with keys that are escaped.
-class SampleState {
- public:
-  explicit SampleState(float changed) {
-    for (size_t i = 0; i < elements_.size(); ++i) elements_[i] = static_cast<float>(i) / 7.0F;
-    for (size_t i = 0; i < elements_.size(); i += 40) elements_[i] += changed;
-    auto model = state_.root().Map("model", core::NodeKind::kOrderedDict);
-    model.Tensor("w", View({32, 64}));
-    model.Tensor("bias", View({16}));
-    model.Tensor("transposed", {.dtype = core::DType::kFloat32,
-                                .shape = {4, 8},
-                                .strides = {1, 4},
-                                .data = reinterpret_cast<const std::byte*>(elements_.data())});
-    auto list = state_.root().List("list", core::NodeKind::kTuple);
-    list.Value("", int64_t{-7});
-    list.Value("", core::BigInt{Bytes(9, std::byte{0x7f})});
-    list.Value("", std::complex<double>(1, -2));
-    auto optimizer = state_.root().Map("optimizer");
-    optimizer.WithKeyKind(core::KeyKind::kInt).Value("0", std::string("adam\xc3\xa9"));
-    optimizer.Value("none", std::monostate());
-    optimizer.Value("flag", true);
-    optimizer.Value("bytes", core::Bytes{Bytes(5, std::byte{1})});
-    state_.root().Value("lr", 0.25);
-    state_.root().Map("empty");
-    state_.root().Value("list.1", false);
-    state_.root().Value("text\\", 1.0);
-    core::EscapeEqualNames(state_.tree);
-    state_.tree.nodes.back().form = core::KeyForm::kVerbatim;  // as rebuilds and imports store it
-  }
-  const core::StateDict& state() const { return state_; }
-
- private:
-  core::TensorView View(core::Shape shape) {
-    return {.dtype = core::DType::kFloat32,
-            .shape = shape,
-            .strides = core::RowMajorStrides(shape),
-            .data = reinterpret_cast<const std::byte*>(elements_.data())};
-  }
-  std::vector<float> elements_ = std::vector<float>(2048);
-  core::StateDict state_;
+/// What the inputs that are made of one store share.
+struct StoreContents {
+  std::map<uint64_t, Bytes> segments;    // by id
+  std::map<std::string, Bytes> tensors;  // records by FQN
 };
 
+/// Adds the record of a chunk, and its deltas.
+void AddChunk(Corpus& corpus, std::string_view key, std::span<const std::byte> record,
+              StoreContents& contents) {
+  const kv::ChunkEntry entry = Must(DecodeChunk(record));
+  const kv::Extents& payload = entry.extents.payload;
+  const std::string name = fmt::format("chunk{}{}{}", entry.extents.deltas.empty() ? "" : "_deltas",
+                                       entry.extents.is_compressed() ? "_compressed" : "",
+                                       payload.size() > 1 ? "_extents" : "");
+  corpus.Add("records", name, Builder(2).Add(record));
+  const auto key_bytes = static_cast<uint8_t>(key.size());
+  corpus.Add("records", "chunk_with_key", Builder(3).Byte(key_bytes).Add(key).Add(record));
+  corpus.Add("records", "key", Builder(6).Add(key));
+  const Bytes& tensor = contents.tensors[std::string(key.substr(0, key.find('\0')))];
+  corpus.Add("tensors", "chunk_of_tensor",
+             Builder(1)
+                 .Byte(static_cast<uint8_t>(tensor.size()))
+                 .Add(tensor)
+                 .Byte(key_bytes)
+                 .Add(key)
+                 .Add(record));
+  for (const kv::Extent& delta : entry.extents.deltas) {
+    corpus.Add("deltas", name,
+               Builder(0)
+                   .Number(static_cast<uint32_t>(payload.length_bytes()))
+                   .Add(std::span(contents.segments[delta.segment_id])
+                            .subspan(delta.offset_bytes, delta.length_bytes)));
+  }
+}
+
 void AddRecord(Corpus& corpus, std::string_view key, std::span<const std::byte> value,
-               std::map<std::string, Bytes>& tensors) {
+               StoreContents& contents) {
   const std::string_view in_column = key.substr(1);
   switch (static_cast<kv::Column>(key[0])) {
     case kv::Column::kSteps:
@@ -175,28 +160,14 @@ void AddRecord(Corpus& corpus, std::string_view key, std::span<const std::byte> 
     case kv::Column::kTables:
       return corpus.Add("records", "tables", Builder(5).Add(value));
     case kv::Column::kTensors:
-      tensors[std::string(in_column.substr(0, in_column.size() - 1))] = {value.begin(),
-                                                                         value.end()};
+      contents.tensors[std::string(in_column.substr(0, in_column.size() - 1))] = {value.begin(),
+                                                                                  value.end()};
       return corpus.Add("tensors", "tensor", Builder(0).Add(value));
-    case kv::Column::kChunks: {
-      corpus.Add("records", "chunk", Builder(2).Add(value));
-      const auto key_bytes = static_cast<uint8_t>(in_column.size());
-      corpus.Add("records", "chunk_with_key", Builder(3).Byte(key_bytes).Add(in_column).Add(value));
-      corpus.Add("records", "key", Builder(6).Add(in_column));
-      const Bytes& tensor = tensors[std::string(in_column.substr(0, in_column.find('\0')))];
-      corpus.Add("tensors", "chunk_of_tensor",
-                 Builder(1)
-                     .Byte(static_cast<uint8_t>(tensor.size()))
-                     .Add(tensor)
-                     .Byte(key_bytes)
-                     .Add(in_column)
-                     .Add(value));
-      return;
-    }
+    case kv::Column::kChunks:
+      return AddChunk(corpus, in_column, value, contents);
     case kv::Column::kValues: {
-      std::string name = "value_" + std::string(in_column.substr(0, in_column.size() - 1));
-      std::ranges::replace(name, '\\', '_');
-      return corpus.Add("tensors", name, Builder(4).Add(value));
+      const size_t kind = Must(core::DecodeValue(value)).index();
+      return corpus.Add("tensors", fmt::format("value_{}", kind), Builder(4).Add(value));
     }
     case kv::Column::kApplication:
       return corpus.Add("tensors", "application", Builder(4).Add(value));
@@ -207,7 +178,7 @@ void AddRecord(Corpus& corpus, std::string_view key, std::span<const std::byte> 
 }
 
 void AddTable(Corpus& corpus, const std::shared_ptr<kv::Storage>& storage, const std::string& name,
-              std::map<std::string, Bytes>& tensors, PartWriter& part) {
+              StoreContents& contents, PartWriter& part) {
   const Bytes object = Must(storage->Read(name, 1 << 20));
   const TableInfo info{.id = ParseObjectName(name)->id, .file_bytes = object.size()};
   const auto table = Must(TableReader::Open(storage, info));
@@ -216,7 +187,7 @@ void AddTable(Corpus& corpus, const std::shared_ptr<kv::Storage>& storage, const
   for (Must(iterator->Seek("")); iterator->Valid(); Must(iterator->Next())) {
     ++count;
     if (iterator->value().empty()) continue;
-    AddRecord(corpus, iterator->key(), iterator->value(), tensors);
+    AddRecord(corpus, iterator->key(), iterator->value(), contents);
     const auto column = static_cast<kv::Column>(iterator->key()[0]);
     if (column == kv::Column::kChunks || column == kv::Column::kSteps) {
       Must(part.Add({.key = iterator->key(), .value = iterator->value()}));
@@ -267,36 +238,22 @@ void AddRoot(Corpus& corpus, std::span<const std::byte> object) {
              Builder(5).Add(Must(UnframeRecord({.magic = "CNPG", .name = "page"}, page))));
 }
 
-/// Saves steps with deltas, compressed chunks and statistics.
-std::shared_ptr<MemoryStorage> MakeStore(const fs::path& exports) {
-  const auto storage = std::make_shared<MemoryStorage>("corpus");
-  const auto store = Must(core::CheckpointStore::Open(storage, kv::OpenMode::kWrite));
-  const SampleState first(0);
-  Must(store->Save(1, first.state(), {.statistics = true, .note = "first", .tags = {"best"}}));
-  const SampleState second(1);
-  Must(store->Save(2, second.state(),
-                   {.max_deltas = 4,
-                    .metrics = {{"loss", 0.5}, {"acc", 0.75}},
-                    .records = {{"loader", Bytes(3, std::byte{7})}}}));
-  Must(store->Save(3, second.state(), {.incremental = false, .compress = true}));
-  const auto contents = Must(store->List(3));
-  Must(core::ExportSafetensors(*store, contents, exports / "state.safetensors"));
-  Must(store->Close());
-  return storage;
-}
-
-void AddStore(Corpus& corpus, const std::shared_ptr<MemoryStorage>& storage) {
-  std::map<std::string, Bytes> tensors;
+void AddStore(Corpus& corpus, const std::shared_ptr<kv::Storage>& storage) {
+  StoreContents contents;
   const auto parts = std::make_shared<MemoryStorage>("parts");
   PartWriter part(parts, kPart, kPartHeader);
-  std::string last_key;
-  for (const std::string& name : Must(storage->List(""))) {
+  std::vector<std::string> names = Must(storage->List(""));
+  std::ranges::sort(names);  // segments before tables
+  for (const std::string& name : names) {
     const Bytes object = Must(storage->Read(name, 1 << 20));
     corpus.Add("records", "name", Builder(7).Add(name));
     if (name.starts_with("roots/")) AddRoot(corpus, object);
-    if (name.starts_with("segments/")) AddSegment(corpus, object);
-    if (name.starts_with("tables/")) AddTable(corpus, storage, name, tensors, part);
-    if (name == "CAIRN") {
+    if (name.starts_with("segments/")) {
+      AddSegment(corpus, object);
+      contents.segments[ParseObjectName(name)->id.id] = object;
+    }
+    if (name.starts_with("tables/")) AddTable(corpus, storage, name, contents, part);
+    if (name == kIdentityName) {
       const auto text = AsText(object);
       corpus.Add("messages", "identity", Builder(3).Add(text.substr(0, text.find("checksum"))));
     }
@@ -365,91 +322,18 @@ void AddMessages(Corpus& corpus) {
   corpus.Add("messages", "layout_other", other.Number(uint64_t{1}).Number(uint64_t{1}));
 }
 
-void AddDeltas(Corpus& corpus) {
-  Bytes base(9000);
-  for (size_t i = 0; i < base.size(); ++i) base[i] = static_cast<std::byte>(i * 7 % 61);
-  Bytes chunk = base;
-  for (size_t i = 0; i < chunk.size(); i += 97) chunk[i] ^= std::byte{3};
-  for (const uint32_t element_bytes : {1u, 2u, 4u, 8u}) {
-    core::internal::DeltaEncoder encoder;
-    const uint64_t length_bytes = 200 * element_bytes;
-    encoder.Begin(element_bytes, length_bytes);
-    encoder.AddPage(std::span(base).first(length_bytes), std::span(chunk).first(length_bytes));
-    const auto delta = encoder.Finish(std::vector<uint64_t>{1}, 1 << 20);
-    if (!delta) continue;
-    const auto chunk_bytes = static_cast<uint32_t>(length_bytes);
-    corpus.Add("deltas", "delta_of_" + std::to_string(element_bytes),
-               Builder(0).Number(chunk_bytes).Add(*delta));
-    encoder.Begin(element_bytes, length_bytes);
-    encoder.AddCompletePage(std::span(chunk).first(length_bytes));
-    corpus.Add(
-        "deltas", "complete_of_" + std::to_string(element_bytes),
-        Builder(0).Number(chunk_bytes).Add(*encoder.Finish(std::vector<uint64_t>{1}, 1 << 20)));
-  }
-  for (const uint8_t element : {0, 1, 2, 3, 4}) {
-    const std::string suffix = "_" + std::to_string(1u << element);
-    corpus.Add(
-        "deltas", "encode" + suffix,
-        Builder(2).Byte(element).Add(std::span(base).first(512)).Add(std::span(chunk).first(512)));
-    corpus.Add("deltas", "compress" + suffix,
-               Builder(3).Byte(element).Add(std::span(base).first(256)));
-  }
-}
-
-std::string ReadFile(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return std::string(std::istreambuf_iterator<char>(file), {});
-}
-
-/// Records of chunks that the sample state does not have.
-void AddChunkForms(Corpus& corpus) {
-  const kv::Extent delta{
-      .segment_id = 3, .offset_bytes = 4096, .length_bytes = 99, .page_digests_offset_bytes = 8192};
-  kv::Extent first{.segment_id = 1,
-                   .offset_bytes = 4096,
-                   .length_bytes = 4096,
-                   .page_digests_offset_bytes = 16'384};
-  kv::ChunkEntry entry{.sizes = {4096}, .extents = first, .digest = {1, 2}, .since_step = 7};
-  entry.extents.deltas = {delta, delta};
-  corpus.Add("records", "chunk_with_deltas", Builder(2).Add(EncodeChunk(entry)));
-  entry.extents.payload = kv::Extent::Zeros(4096);
-  corpus.Add("records", "chunk_compressed", Builder(2).Add(EncodeChunk(entry)));
-  first.page_bits = kv::kMinPageBits;
-  kv::Extent second = first;
-  second.segment_id = 2;
-  entry.extents = kv::Extents(std::array{first, second});
-  corpus.Add("records", "chunk_with_small_pages", Builder(2).Add(EncodeChunk(entry)));
-}
-
-void AddSafetensors(Corpus& corpus, const fs::path& exports) {
-  const std::string file = ReadFile(exports / "state.safetensors");
-  const auto header_bytes = schema::GetLittleEndian<uint64_t>(AsBytes(file), 0);
-  const auto data_bytes = static_cast<uint32_t>(file.size() - 8 - header_bytes);
-  corpus.Add("safetensors", "safetensors",
-             Builder().Number(data_bytes).Add(file.substr(8, header_bytes)));
-}
-
 }  // namespace
-
-void MakeCorpus(const fs::path& folder) {
-  Corpus corpus(folder);
-  const fs::path exports = fs::temp_directory_path() / ("cairn-corpus-" + std::to_string(getpid()));
-  fs::create_directories(exports);
-  AddStore(corpus, MakeStore(exports));
-  AddMessages(corpus);
-  AddDeltas(corpus);
-  AddChunkForms(corpus);
-  AddSafetensors(corpus, exports);
-  fs::remove_all(exports);
-}
 
 }  // namespace cairn::fuzz
 
 int main(int argc, char** argv) {
-  if (argc != 2) {
-    std::fprintf(stderr, "usage: cairn_make_fuzz_corpus DIR\n");
+  using namespace cairn::fuzz;  // NOLINT(google-build-using-namespace)
+  if (argc < 3) {
+    std::fprintf(stderr, "usage: cairn_make_fuzz_corpus DIR STORE...\n");
     return 2;
   }
-  cairn::fuzz::MakeCorpus(argv[1]);
+  Corpus corpus(argv[1]);
+  for (int i = 2; i < argc; ++i) AddStore(corpus, Must(cairn::kv::OpenStorage(argv[i])));
+  AddMessages(corpus);
   return 0;
 }

@@ -17,5 +17,5 @@ mv tests/golden/v3* "$before"
 "$build"/bin/cairn_make_golden tests/golden/v3
 LD_PRELOAD=$PWD/$build/tests/golden/libcairn_fixed_environment_preload.so PYTHONHASHSEED=0 \
   PYTHONPATH=$build/python "$python" tests/golden/make_golden.py
-"$build"/bin/cairn_make_fuzz_corpus tests/fuzz/corpus
+"$build"/bin/cairn_make_fuzz_corpus tests/fuzz/corpus tests/golden/v3-*/
 "$python" tests/style/test_format_examples.py --write "$before/v3-example"

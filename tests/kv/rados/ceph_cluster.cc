@@ -7,11 +7,10 @@
 
 #include <atomic>
 #include <cstdlib>
-#include <fstream>
-#include <map>
 #include <random>
 
 #include "kv/storage/rados/internal/rados_storage.h"
+#include "tests/support/environment_file.h"
 #include "tests/support/result_matchers.h"
 
 namespace cairn::testing {
@@ -19,19 +18,8 @@ namespace cairn::testing {
 CephCluster TestCluster() {
   const char* const directory = std::getenv("CAIRN_TEST_CEPH");
   CephCluster cluster{.directory = directory != nullptr ? directory : "."};
-  const std::string path = cluster.directory + "/environment";
-  std::ifstream file(path);
-  std::map<std::string, std::string> values;
-  for (std::string line; std::getline(file, line);) {
-    const size_t equals = line.find('=');
-    if (line.starts_with("export ") && equals != std::string::npos) {
-      values[line.substr(7, equals - 7)] = line.substr(equals + 1);
-    }
-  }
-  if (values.empty()) {
-    ADD_FAILURE() << "there is no Ceph cluster (" << path
-                  << "); run `tests/support/ceph.sh start DIR` and set CAIRN_TEST_CEPH=DIR";
-  }
+  auto values = ReadEnvironmentFile(
+      cluster.directory, "run `tests/support/ceph.sh start DIR` and set CAIRN_TEST_CEPH=DIR");
   cluster.conf = values["CEPH_CONF"];
   cluster.pool = values["CAIRN_TEST_CEPH_POOL"];
   cluster.ec_pool = values["CAIRN_TEST_CEPH_EC_POOL"];

@@ -7,30 +7,19 @@
 
 #include <atomic>
 #include <cstdlib>
-#include <fstream>
-#include <map>
 #include <random>
 
 #include "kv/storage/s3/internal/s3_storage.h"
+#include "tests/support/environment_file.h"
 #include "tests/support/result_matchers.h"
 
 namespace cairn::testing {
 
 S3Server TestServer() {
-  const char* directory = std::getenv("CAIRN_TEST_S3_SERVER");
-  const std::string path = std::string(directory != nullptr ? directory : ".") + "/environment";
-  std::ifstream file(path);
-  std::map<std::string, std::string> values;
-  for (std::string line; std::getline(file, line);) {
-    const size_t equals = line.find('=');
-    if (line.starts_with("export ") && equals != std::string::npos) {
-      values[line.substr(7, equals - 7)] = line.substr(equals + 1);
-    }
-  }
-  if (values.empty()) {
-    ADD_FAILURE() << "there is no S3 server (" << path
-                  << "); run `tests/support/seaweed.sh start DIR` and set CAIRN_TEST_S3_SERVER=DIR";
-  }
+  const char* const directory = std::getenv("CAIRN_TEST_S3_SERVER");
+  auto values = ReadEnvironmentFile(
+      directory != nullptr ? directory : ".",
+      "run `tests/support/seaweed.sh start DIR` and set CAIRN_TEST_S3_SERVER=DIR");
   return {.endpoint = values["AWS_ENDPOINT_URL_S3"],
           .tls_endpoint = values["CAIRN_TEST_S3_TLS_ENDPOINT"],
           .ca_bundle = values["CAIRN_TEST_S3_CA_BUNDLE"],
