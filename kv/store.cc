@@ -186,13 +186,22 @@ Result<void> CheckCanBegin(StoreState& state, uint64_t step, const BeginOptions&
   return {};
 }
 
-/// Commits a setting of the store, and no change of its steps.
-Result<void> CommitSetting(StoreState& state, const internal::CommitActions& actions) {
-  CAIRN_TRY(CheckCanChange(state, "set a policy or compression"));
+/// Checks that this process can change the store, and performs `change` while no other change runs.
+/// Explains its error.
+template <typename Change>
+auto PerformChange(StoreState& state, std::string_view purpose, const Change& change)
+    -> decltype(change()) {
+  CAIRN_TRY(CheckCanChange(state, purpose));
   const MutexLock write_lock(state.write_mutex);
   CAIRN_TRY(internal::CheckCanCommit(state));
   CAIRN_TRY(internal::CheckStillWriter(state));
-  return Explained(state, internal::CommitChange(state, {}, {}, actions));
+  return Explained(state, change());
+}
+
+/// Commits a setting of the store, and no change of its steps.
+Result<void> CommitSetting(StoreState& state, const internal::CommitActions& actions) {
+  return PerformChange(state, "set a policy or compression",
+                       [&] { return internal::CommitChange(state, {}, {}, actions); });
 }
 
 }  // namespace
@@ -383,33 +392,29 @@ Result<Store::DeleteReport> Store::Delete(std::span<const uint64_t> steps, bool 
 
 Result<uint64_t> Store::RemoveWaiting() {
   StoreState& state = *state_;
-  CAIRN_TRY(CheckCanChange(state, "remove what waits"));
-  const MutexLock write_lock(state.write_mutex);
-  CAIRN_TRY(internal::CheckCanCommit(state));
-  CAIRN_TRY(internal::CheckStillWriter(state));
-  if (internal::CurrentRoot(state)->root.removed.empty()) return 0;
-  const uint64_t bytes = internal::WaitingBytes(state);
-  CAIRN_TRY(Explained(state, internal::CommitChange(state, {}, {}, {.removes_waiting = true})));
-  return bytes;
+  return PerformChange(state, "remove what waits", [&]() -> Result<uint64_t> {
+    if (internal::CurrentRoot(state)->root.removed.empty()) return 0;
+    const uint64_t bytes = internal::WaitingBytes(state);
+    CAIRN_TRY(internal::CommitChange(state, {}, {}, {.removes_waiting = true}));
+    return bytes;
+  });
 }
 
 Result<void> Store::ChangeTags(const TagChanges& changes) {
   StoreState& state = *state_;
-  CAIRN_TRY(CheckCanChange(state, "change tags"));
-  CAIRN_TRY(CheckTags(changes));
-  const MutexLock write_lock(state.write_mutex);
-  CAIRN_TRY(internal::CheckCanCommit(state));
-  CAIRN_TRY(internal::CheckStillWriter(state));
-  CAIRN_TRY_ASSIGN(const auto snapshot, Latest());
-  for (const auto& [name, step] : changes) {
-    if (step) {
-      CAIRN_TRY(snapshot->FindStep(*step));
-    } else {
-      CAIRN_TRY(snapshot->FindTag(name));
+  return PerformChange(state, "change tags", [&]() -> Result<void> {
+    CAIRN_TRY(CheckTags(changes));
+    CAIRN_TRY_ASSIGN(const auto snapshot, Latest());
+    for (const auto& [name, step] : changes) {
+      if (step) {
+        CAIRN_TRY(snapshot->FindStep(*step));
+      } else {
+        CAIRN_TRY(snapshot->FindTag(name));
+      }
     }
-  }
-  if (changes.empty()) return {};
-  return Explained(state, internal::CommitChange(state, {}, {}, {.tags = &changes}));
+    if (changes.empty()) return {};
+    return internal::CommitChange(state, {}, {}, {.tags = &changes});
+  });
 }
 
 Result<void> Store::SetRetention(const RetentionPolicy& policy) {

@@ -15,7 +15,7 @@
 #include "kv/base/digest.h"
 #include "kv/base/key.h"
 #include "kv/io/worker_pool.h"
-#include "kv/record_statistics.h"
+#include "kv/rewrite_chunks.h"
 
 namespace cairn::core {
 namespace {

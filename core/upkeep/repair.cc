@@ -1,6 +1,6 @@
 // 1. A verification finds the damaged segments.
 // 2. The chunks in these segments are read; damaged ones are looked for by digest.
-// 3. All chunks of which there is a good copy are written again (kv/replace_chunks.h).
+// 3. All chunks of which there is a good copy are written again (kv/rewrite_chunks.h).
 
 #include "core/upkeep/repair.h"
 
@@ -18,7 +18,7 @@
 #include "kv/base/digest.h"
 #include "kv/base/key.h"
 #include "kv/read/snapshot.h"
-#include "kv/replace_chunks.h"
+#include "kv/rewrite_chunks.h"
 
 namespace cairn::core {
 namespace {

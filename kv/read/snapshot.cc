@@ -15,10 +15,9 @@
 #include "kv/base/read_range.h"
 #include "kv/base/step_info.h"
 #include "kv/read/internal/snapshot_state.h"
-#include "kv/read/internal/table_difference.h"
-#include "kv/read/internal/verify_files.h"
 #include "kv/root/internal/kv_records.h"
 #include "kv/segment/internal/read_scheduler.h"
+#include "kv/table/internal/table_reader.h"
 
 namespace cairn::kv {
 
@@ -115,21 +114,100 @@ Result<std::optional<std::vector<std::byte>>> Snapshot::GetStructure(const StepI
   return Get(Column::kStructures, step, "");
 }
 
+namespace {
+
+// Each table names the tables of its step after it, so tables that two steps share are the oldest
+// ones of both. These hide and show the same records in both, so only keys of the other tables can
+// differ.
+
+using Tables = std::span<const std::shared_ptr<const internal::TableReader>>;
+
+/// Adds the FQNs of the keys of a table.
+Result<void> AddFqns(const internal::TableReader& table, std::vector<std::string>& fqns) {
+  const auto iterator = table.NewIterator(internal::TableAccess::kBulk);
+  for (const Column column : {Column::kTensors, Column::kChunks, Column::kValues}) {
+    const std::string prefix = ColumnPrefix(column);
+    CAIRN_TRY(iterator->Seek(prefix));
+    while (iterator->Valid() && iterator->key().starts_with(prefix)) {
+      const std::string_view key = iterator->key().substr(prefix.size());
+      const std::string_view fqn = key.substr(0, key.find('\0'));
+      if (fqns.empty() || fqns.back() != fqn) fqns.emplace_back(fqn);
+      CAIRN_TRY(iterator->Next());
+    }
+  }
+  return {};
+}
+
+/// The tables that only one of two steps has.
+struct Unshared {
+  Unshared(const internal::TableStack& a, const internal::TableStack& b)
+      : in_a(a.tables()), in_b(b.tables()) {
+    while (!in_a.empty() && !in_b.empty() && in_a.back()->info().id == in_b.back()->info().id) {
+      in_a = in_a.first(in_a.size() - 1);
+      in_b = in_b.first(in_b.size() - 1);
+    }
+    shares_any = in_a.size() < a.tables().size();
+  }
+  Tables in_a;
+  Tables in_b;
+  bool shares_any = false;
+};
+
+}  // namespace
+
 Result<std::optional<std::vector<std::string>>> Snapshot::FindUnsharedFqns(
     const StepInfo& a, const StepInfo& b) const {
   CAIRN_TRY_ASSIGN(const auto open_a, state_->Open(a));
   CAIRN_TRY_ASSIGN(const auto open_b, state_->Open(b));
-  return internal::FindUnsharedFqns(open_a->tables, open_b->tables);
+  const Unshared unshared(open_a->tables, open_b->tables);
+  if (!unshared.shares_any) return std::nullopt;
+  std::vector<std::string> fqns;
+  for (const Tables tables : {unshared.in_a, unshared.in_b}) {
+    for (const auto& table : tables) CAIRN_TRY(AddFqns(*table, fqns));
+  }
+  std::ranges::sort(fqns);
+  fqns.erase(std::ranges::unique(fqns).begin(), fqns.end());
+  return fqns;
 }
 
 Result<bool> Snapshot::ScanUnshared(Column column, const StepInfo& base, const StepInfo& step,
                                     const ScanCallback& callback) const {
   CAIRN_TRY_ASSIGN(const auto open_base, state_->Open(base));
   CAIRN_TRY_ASSIGN(const auto open, state_->Open(step));
-  return internal::ScanUnshared(open_base->tables, open->tables, ColumnPrefix(column),
-                                [&](std::string_view key, std::span<const std::byte> record) {
-                                  return callback(key.substr(1), record);
-                                });
+  const Unshared unshared(open_base->tables, open->tables);
+  if (!unshared.shares_any) return false;
+  const std::string prefix = ColumnPrefix(column);
+  internal::MergeIterator in_base(unshared.in_a, internal::TableAccess::kBulk);
+  internal::MergeIterator in_step(unshared.in_b, internal::TableAccess::kBulk);
+  CAIRN_TRY(in_base.Seek(prefix));
+  CAIRN_TRY(in_step.Seek(prefix));
+  const auto has_key = [&](const internal::MergeIterator& iterator) {
+    return iterator.Valid() && iterator.key().starts_with(prefix);
+  };
+  AlignedBytes aligned;
+  while (has_key(in_base) || has_key(in_step)) {
+    const int order = !has_key(in_base)   ? 1
+                      : !has_key(in_step) ? -1
+                                          : in_base.key().compare(in_step.key());
+    bool more = true;
+    if (order < 0) {
+      // Only a table of the base has it, so an older table of the step decides.
+      const std::string key(in_base.key());
+      CAIRN_TRY_ASSIGN(const auto record, open->tables.Get(key));
+      CAIRN_TRY_ASSIGN(more, callback(key.substr(1), record ? std::span<const std::byte>(*record)
+                                                            : std::span<const std::byte>()));
+    } else {
+      const auto value = in_step.value();
+      const std::string_view text(reinterpret_cast<const char*>(value.data()), value.size());
+      CAIRN_TRY_ASSIGN(
+          more, callback(in_step.key().substr(1),
+                         text.empty() ? std::span<const std::byte>() : aligned.Assign(text)));
+    }
+    if (!more) return true;
+    if (order <= 0) CAIRN_TRY(in_base.Next());
+    if (order >= 0) CAIRN_TRY(in_step.Next());
+  }
+  return true;
 }
 
 Result<SegmentInfo> Snapshot::FindSegment(uint64_t segment_id) const {
@@ -272,10 +350,6 @@ Result<std::shared_ptr<const Mapping>> Snapshot::Map(uint64_t segment_id) const 
   }
   return std::make_shared<const Mapping>(
       std::span(static_cast<const std::byte*>(memory), size_bytes));
-}
-
-Result<void> Snapshot::VerifyFiles(const std::function<void(Damage)>& damage) const {
-  return internal::VerifyFiles(*state_, damage);
 }
 
 }  // namespace cairn::kv

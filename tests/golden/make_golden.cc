@@ -23,7 +23,7 @@
 #include "kv/commit/internal/part_file.h"
 #include "kv/root/internal/kv_records.h"
 #include "kv/root/internal/root_log.h"
-#include "kv/root/internal/writer_identity.h"
+#include "kv/root/internal/root_record.h"
 #include "kv/storage/open/open_storage.h"
 #include "kv/store.h"
 #include "tests/core/foreign_chunks.h"

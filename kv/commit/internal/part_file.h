@@ -22,7 +22,7 @@
 #include "kv/root/internal/framed_record.h"
 #include "kv/root/internal/root_record.h"
 #include "kv/storage/storage.h"
-#include "kv/table/internal/record_set.h"
+#include "kv/table/internal/record_run.h"
 
 namespace cairn::kv::internal {
 

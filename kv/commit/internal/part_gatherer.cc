@@ -18,7 +18,6 @@
 #include "kv/commit/internal/part_file.h"
 #include "kv/commit/internal/rank_batch.h"
 #include "kv/commit/internal/rank_parts.h"
-#include "kv/commit/internal/step_commit.h"
 #include "kv/io/worker_pool.h"
 #include "kv/state/internal/attempt_outcome.h"
 #include "kv/storage/internal/concurrent_requests.h"
@@ -217,10 +216,9 @@ class PartGatherer {
 }  // namespace
 
 Result<void> GatherParts(StepAttempt& attempt, RankRecords& others) {
-  CAIRN_CHECK(attempt.has_ranks() && !attempt.store->joined && !attempt.gathered);
   attempt.failed = true;  // until all parts have been added
   CAIRN_TRY(attempt.segments.Seal());
-  OpenLikelyBase(*attempt.store);  // while other ranks are still writing
+  attempt.OpenLikelyBase();  // while other ranks are still writing
   CAIRN_TRY(PartGatherer(attempt, others).AddAll());
   attempt.gathered = true;
   attempt.failed = false;

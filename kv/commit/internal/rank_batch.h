@@ -13,7 +13,6 @@
 #include "kv/base/step_info.h"
 #include "kv/state/internal/live_bytes.h"
 #include "kv/table/internal/record_run.h"
-#include "kv/table/internal/record_set.h"
 
 namespace cairn::kv::internal {
 

@@ -64,7 +64,6 @@ std::string DigestOf(std::span<const SharedRecord> records) {
 }  // namespace
 
 Result<void> AddSharedRecords(StepAttempt& attempt, std::span<const SharedRecord> records) {
-  CAIRN_CHECK(attempt.has_ranks() && !attempt.gathered);
   const std::string digest = DigestOf(records);
   if (!attempt.known_shared_records.insert(digest).second || attempt.part == nullptr) return {};
   CAIRN_TRY(attempt.AddEntry(Column::kStructures, digest, {}));
@@ -105,7 +104,6 @@ Result<std::vector<SharedRecord>> ReadSharedRecords(const StepAttempt& attempt,
 }
 
 Result<void> PreparePart(StepAttempt& attempt, const StepSummary& summary) {
-  CAIRN_CHECK(attempt.store->joined);
   attempt.failed = true;
   CAIRN_TRY(attempt.SealSegments());
   if (!SessionIsOpen(attempt)) {
@@ -137,7 +135,6 @@ Result<void> PreparePart(StepAttempt& attempt, const StepSummary& summary) {
 }
 
 Result<uint64_t> AwaitGeneration(StepAttempt& attempt) {
-  CAIRN_CHECK(attempt.store->joined && attempt.finished);
   Storage& storage = *attempt.store->storage;
   Poll poll(attempt.options.decision_deadline, attempt.options.world_size);
   while (true) {

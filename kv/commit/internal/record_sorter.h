@@ -12,7 +12,6 @@
 #include "kv/io/internal/free_space.h"
 #include "kv/storage/storage.h"
 #include "kv/table/internal/record_run.h"
-#include "kv/table/internal/record_set.h"
 
 namespace cairn::kv::internal {
 

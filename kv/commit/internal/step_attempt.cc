@@ -9,7 +9,7 @@
 
 #include "kv/base/catch_exhaustion.h"
 #include "kv/root/internal/kv_records.h"
-#include "kv/root/internal/writer_identity.h"
+#include "kv/root/internal/root_record.h"
 #include "kv/state/internal/attempt_outcome.h"
 #include "kv/state/internal/root_change.h"
 #include "kv/storage/internal/object_names.h"
@@ -148,6 +148,12 @@ Result<void> StepAttempt::SealSegments() {
   }
   seal_failed_ = false;
   return {};
+}
+
+void StepAttempt::OpenLikelyBase() const {
+  if (store->storage->transfer_sizes().small_requests <= 1) return;
+  const auto base = CurrentRoot(*store)->steps.Latest();
+  if (base && *base != nullptr) (void)store->tables->OpenStack((*base)->tables);
 }
 
 std::optional<std::string> StepAttempt::FreeSpaceFor(uint64_t& seen) {

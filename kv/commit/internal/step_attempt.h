@@ -45,6 +45,10 @@ class StepAttempt {
   /// Returns the header of an object that a rank puts for this attempt.
   PartHeader HeaderOf(uint32_t rank) const;
 
+  /// If the storage answers slowly, opens the tables of the latest step while the caller waits for
+  /// something else. The commit usually compares its records with this step, and returns the errors
+  /// that this function ignores. Threads: any.
+  void OpenLikelyBase() const;
   /// Seals all segments and makes their names durable.
   Result<void> SealSegments();
   /// Segments whose seal has failed lack bytes: what needs them must not be repeated.

@@ -32,9 +32,7 @@
 #include "kv/state/internal/live_bytes.h"
 #include "kv/state/internal/store_state.h"
 #include "kv/table/internal/record_run.h"
-#include "kv/table/internal/record_set.h"
 #include "kv/table/internal/table_reader.h"
-#include "kv/table/internal/table_stack.h"
 #include "kv/table/internal/table_writer.h"
 
 namespace cairn::kv::internal {

@@ -25,20 +25,12 @@
 #include "kv/state/internal/root_change.h"
 #include "kv/state/internal/store_identity.h"
 #include "kv/storage/internal/object_names.h"
-#include "kv/table/internal/table_stack.h"
+#include "kv/table/internal/table_reader.h"
 
 namespace cairn::kv::internal {
 namespace {
 
 constexpr uint64_t kMaxTableBytes = 4ull << 30;
-
-Result<uint64_t> CountRecords(const TableReader& table) {
-  const auto iterator = table.NewIterator(TableAccess::kBulk);
-  uint64_t count = 0;
-  CAIRN_TRY(iterator->Seek({}));
-  for (; iterator->Valid(); ++count) CAIRN_TRY(iterator->Next());
-  return count;
-}
 
 class Rebuilder {
  public:
@@ -204,7 +196,7 @@ class Rebuilder {
     StepEntry entry;
     CAIRN_TRY_ASSIGN(entry.info, DecodeStep(*step));
     CAIRN_TRY(CheckCanFollow(storage_, name, entry.info.generation, id.epoch));
-    CAIRN_TRY_ASSIGN(info.record_count, CountRecords(*table));
+    CAIRN_TRY_ASSIGN(info.record_count, table->CountRecords());
     entry.tables.push_back(info);
     CAIRN_TRY_ASSIGN(const auto older, DecodeTables(*after));
     entry.tables.insert(entry.tables.end(), older.begin(), older.end());

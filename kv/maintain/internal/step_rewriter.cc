@@ -21,7 +21,7 @@
 #include "kv/root/internal/root_record.h"
 #include "kv/storage/internal/object_names.h"
 #include "kv/storage/storage.h"
-#include "kv/table/internal/table_stack.h"
+#include "kv/table/internal/table_reader.h"
 
 namespace cairn::kv::internal {
 namespace {
@@ -41,23 +41,130 @@ Result<std::optional<std::vector<std::byte>>> MovedRecord(const LiveRanges& move
 class StepRewriter {
  public:
   /// All arguments outlive it.
-  StepRewriter(StoreState& state, const ChunkChanges& changes, std::span<const SegmentInfo> added);
-  ~StepRewriter();
+  StepRewriter(StoreState& state, const ChunkChanges& changes, std::span<const SegmentInfo> added)
+      : state_(state), changes_(changes) {
+    for (const SegmentInfo& info : added) added_[info.segment_id] = info;
+  }
+
+  ~StepRewriter() {
+    if (state_.outcome_unknown) return;
+    CleanUp([&] {
+      std::set<ObjectId> used;
+      if (is_committed_) {
+        for (const auto& [step, rewritten] : rewritten_) {
+          for (const TableInfo& table : rewritten.entry.tables) used.insert(table.id);
+        }
+      }
+      for (const ObjectId& table : new_tables_) {
+        if (used.contains(table)) continue;
+        state_.tables->Forget(table);
+        (void)state_.storage->Remove(ObjectName(ObjectKind::kTable, table));
+      }
+    });
+  }
   StepRewriter(const StepRewriter&) = delete;
   StepRewriter& operator=(const StepRewriter&) = delete;
 
   /// Writes new tables for the affected steps of the newest root that were not rewritten yet.
-  Result<void> Rewrite();
+  Result<void> Rewrite() {
+    const auto root = CurrentRoot(state_);
+    CAIRN_TRY_ASSIGN(const auto entries, root->steps.All());
+    const StepEntry* before = nullptr;
+    for (const StepEntryPtr& entry : entries) {
+      const uint64_t step = entry->info.step;
+      auto found = rewritten_.find(step);
+      if (found == rewritten_.end() || found->second.old_entry != entry) {
+        CAIRN_TRY_ASSIGN(const bool is_affected, changes_.may_affect(*entry));
+        if (is_affected) CAIRN_TRY(RewriteStep(entry, before));
+        found = rewritten_.find(step);
+      }
+      before = found != rewritten_.end() ? &found->second.entry : entry.get();
+    }
+    return {};
+  }
+
   /// Rewrites the steps that have been committed since Rewrite, and commits all.
-  Result<uint64_t> Commit();
+  Result<uint64_t> Commit() {
+    const MutexLock write_lock(state_.write_mutex);
+    CAIRN_TRY(CheckCanCommit(state_));
+    CAIRN_TRY(WithSpace([this](uint64_t& seen) { return FreeSpaceForCommit(state_, seen); },
+                        [this]() -> Result<void> {
+                          CAIRN_TRY(ForgetStale());
+                          return Rewrite();
+                        }));
+    std::vector<StepEntry> entries;
+    for (const auto& [step, rewritten] : rewritten_) entries.push_back(rewritten.entry);
+    if (entries.empty()) return 0;
+    CAIRN_TRY_ASSIGN(const Unreachable unreachable, FindUnreachable(state_, {}, nullptr, entries));
+    {
+      const MutexLock lock(state_.mutex);
+      state_.replaced_segments.insert(replaced_.begin(), replaced_.end());
+    }
+    CAIRN_TRY(CommitChange(state_, {}, unreachable, {.rewritten = entries}));
+    is_committed_ = true;
+    return entries.size();
+  }
 
  private:
   struct Rewritten {
     StepEntryPtr old_entry;
     StepEntry entry;
   };
-  Result<void> RewriteStep(const StepEntryPtr& old_entry, const StepEntry* base);
-  Result<void> ForgetStale();
+
+  Result<void> RewriteStep(const StepEntryPtr& old_entry, const StepEntry* base) {
+    StepEntry entry{.info = old_entry->info};
+    entry.info.rewritten =
+        std::max(CurrentRoot(state_)->root.number, old_entry->info.rewritten) + 1;
+    CAIRN_TRY_ASSIGN(const TableStack stack, state_.tables->OpenStack(old_entry->tables));
+    CAIRN_TRY_ASSIGN(StepTableWriter table, StepTableWriter::Create(state_, base, entry.info));
+    for (const auto& [id, info] : added_) {
+      CAIRN_TRY(table.Add(
+          {.key = TableKey(Column::kSegments, NumberKey(id)), .value = EncodeSegment(info)}));
+    }
+    const auto add = [&](const TableRecord& record) -> Result<void> {
+      if (record.column() != Column::kChunks) return table.Add(record);
+      CAIRN_TRY_ASSIGN(const auto changed, changes_.change(record.key.substr(1), record.value));
+      return table.Add({.key = record.key, .value = changed ? *changed : record.value});
+    };
+    CAIRN_TRY(stack.ScanContents(
+        [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
+          CAIRN_TRY(add({.key = key, .value = record}));
+          return true;
+        }));
+    CAIRN_TRY(
+        stack.Scan(ColumnPrefix(Column::kSegments),
+                   [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
+                     CAIRN_TRY(add({.key = key, .value = record}));
+                     CAIRN_TRY_ASSIGN(SegmentInfo info, DecodeSegment(record));
+                     if (changes_.replaces && changes_.replaces(info.segment_id))
+                       replaced_[info.segment_id] = std::move(info);
+                     return true;
+                   }));
+    CAIRN_TRY(table.Finish(entry));
+    new_tables_.push_back(entry.tables.front().id);
+    rewritten_[entry.info.step] = {.old_entry = old_entry, .entry = std::move(entry)};
+    return {};
+  }
+
+  /// Forgets the steps that were deleted or replaced, and steps whose new tables share one with a
+  /// step that was: it may have been removed.
+  Result<void> ForgetStale() {
+    const auto root = CurrentRoot(state_);
+    CAIRN_TRY_ASSIGN(const auto entries, root->steps.All());
+    std::set<StepEntryPtr> current(entries.begin(), entries.end());
+    std::set<ObjectId> tables(new_tables_.begin(), new_tables_.end());
+    for (const StepEntryPtr& entry : entries) {
+      for (const TableInfo& table : entry->tables) tables.insert(table.id);
+    }
+    std::erase_if(rewritten_, [&](const auto& step) {
+      const Rewritten& rewritten = step.second;
+      return !current.contains(rewritten.old_entry) ||
+             !std::ranges::all_of(rewritten.entry.tables, [&](const TableInfo& table) {
+               return tables.contains(table.id);
+             });
+    });
+    return {};
+  }
 
   StoreState& state_;
   const ChunkChanges& changes_;
@@ -67,120 +174,6 @@ class StepRewriter {
   std::vector<ObjectId> new_tables_;
   bool is_committed_ = false;
 };
-
-StepRewriter::StepRewriter(StoreState& state, const ChunkChanges& changes,
-                           std::span<const SegmentInfo> added)
-    : state_(state), changes_(changes) {
-  for (const SegmentInfo& info : added) added_[info.segment_id] = info;
-}
-
-StepRewriter::~StepRewriter() {
-  if (state_.outcome_unknown) return;
-  CleanUp([&] {
-    std::set<ObjectId> used;
-    if (is_committed_) {
-      for (const auto& [step, rewritten] : rewritten_) {
-        for (const TableInfo& table : rewritten.entry.tables) used.insert(table.id);
-      }
-    }
-    for (const ObjectId& table : new_tables_) {
-      if (used.contains(table)) continue;
-      state_.tables->Forget(table);
-      (void)state_.storage->Remove(ObjectName(ObjectKind::kTable, table));
-    }
-  });
-}
-
-Result<void> StepRewriter::Rewrite() {
-  const auto root = CurrentRoot(state_);
-  CAIRN_TRY_ASSIGN(const auto entries, root->steps.All());
-  const StepEntry* before = nullptr;
-  for (const StepEntryPtr& entry : entries) {
-    const uint64_t step = entry->info.step;
-    auto found = rewritten_.find(step);
-    if (found == rewritten_.end() || found->second.old_entry != entry) {
-      CAIRN_TRY_ASSIGN(const bool is_affected, changes_.may_affect(*entry));
-      if (is_affected) CAIRN_TRY(RewriteStep(entry, before));
-      found = rewritten_.find(step);
-    }
-    before = found != rewritten_.end() ? &found->second.entry : entry.get();
-  }
-  return {};
-}
-
-Result<void> StepRewriter::RewriteStep(const StepEntryPtr& old_entry, const StepEntry* base) {
-  StepEntry entry{.info = old_entry->info};
-  entry.info.rewritten = std::max(CurrentRoot(state_)->root.number, old_entry->info.rewritten) + 1;
-  CAIRN_TRY_ASSIGN(const TableStack stack, state_.tables->OpenStack(old_entry->tables));
-  CAIRN_TRY_ASSIGN(StepTableWriter table, StepTableWriter::Create(state_, base, entry.info));
-  for (const auto& [id, info] : added_) {
-    CAIRN_TRY(table.Add(
-        {.key = TableKey(Column::kSegments, NumberKey(id)), .value = EncodeSegment(info)}));
-  }
-  const auto add = [&](const TableRecord& record) -> Result<void> {
-    if (record.column() != Column::kChunks) return table.Add(record);
-    CAIRN_TRY_ASSIGN(const auto changed, changes_.change(record.key.substr(1), record.value));
-    return table.Add({.key = record.key, .value = changed ? *changed : record.value});
-  };
-  CAIRN_TRY(stack.ScanContents(
-      [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
-        CAIRN_TRY(add({.key = key, .value = record}));
-        return true;
-      }));
-  CAIRN_TRY(
-      stack.Scan(ColumnPrefix(Column::kSegments),
-                 [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
-                   CAIRN_TRY(add({.key = key, .value = record}));
-                   CAIRN_TRY_ASSIGN(SegmentInfo info, DecodeSegment(record));
-                   if (changes_.replaces && changes_.replaces(info.segment_id))
-                     replaced_[info.segment_id] = std::move(info);
-                   return true;
-                 }));
-  CAIRN_TRY(table.Finish(entry));
-  new_tables_.push_back(entry.tables.front().id);
-  rewritten_[entry.info.step] = {.old_entry = old_entry, .entry = std::move(entry)};
-  return {};
-}
-
-/// Forgets the steps that were deleted or replaced, and steps whose new tables share one with a
-/// step that was: it may have been removed.
-Result<void> StepRewriter::ForgetStale() {
-  const auto root = CurrentRoot(state_);
-  CAIRN_TRY_ASSIGN(const auto entries, root->steps.All());
-  std::set<StepEntryPtr> current(entries.begin(), entries.end());
-  std::set<ObjectId> tables(new_tables_.begin(), new_tables_.end());
-  for (const StepEntryPtr& entry : entries) {
-    for (const TableInfo& table : entry->tables) tables.insert(table.id);
-  }
-  std::erase_if(rewritten_, [&](const auto& step) {
-    const Rewritten& rewritten = step.second;
-    return !current.contains(rewritten.old_entry) ||
-           !std::ranges::all_of(rewritten.entry.tables,
-                                [&](const TableInfo& table) { return tables.contains(table.id); });
-  });
-  return {};
-}
-
-Result<uint64_t> StepRewriter::Commit() {
-  const MutexLock write_lock(state_.write_mutex);
-  CAIRN_TRY(CheckCanCommit(state_));
-  CAIRN_TRY(WithSpace([this](uint64_t& seen) { return FreeSpaceForCommit(state_, seen); },
-                      [this]() -> Result<void> {
-                        CAIRN_TRY(ForgetStale());
-                        return Rewrite();
-                      }));
-  std::vector<StepEntry> entries;
-  for (const auto& [step, rewritten] : rewritten_) entries.push_back(rewritten.entry);
-  if (entries.empty()) return 0;
-  CAIRN_TRY_ASSIGN(const Unreachable unreachable, FindUnreachable(state_, {}, nullptr, entries));
-  {
-    const MutexLock lock(state_.mutex);
-    state_.replaced_segments.insert(replaced_.begin(), replaced_.end());
-  }
-  CAIRN_TRY(CommitChange(state_, {}, unreachable, {.rewritten = entries}));
-  is_committed_ = true;
-  return entries.size();
-}
 
 }  // namespace
 

@@ -181,7 +181,7 @@ Result<void> FinishedSegments::AnnounceLocked(bool takes_epoch) {
         {.name = SegmentObject(finished.info), .file_bytes = finished.info.file_bytes});
   }
   const MutexLock write_lock(target_.write_mutex);
-  CAIRN_TRY(CommitAnnouncement(target_, objects, takes_epoch));
+  CAIRN_TRY(CommitChange(target_, {}, {}, {.announced = objects, .takes_epoch = takes_epoch}));
   ++announcement_count_;
   if (takes_epoch) {
     target_.copy_epoch = CurrentRoot(target_)->root.epoch;

@@ -66,7 +66,7 @@ Error OtherSegment(const StoreState& target, const SegmentInfo& source);
 ///
 /// The segments of a step are copied before the step is committed, which may take hours. If the
 /// copier is interrupted, the next open for writing removes what no root reaches. Therefore the
-/// copier announces what it has finished from time to time (CommitAnnouncement), and the next
+/// copier announces what it has finished from time to time (CommitActions::announced), and the next
 /// copier finds it in the newest root.
 ///
 /// Threads: all members are safe.

@@ -27,7 +27,7 @@
 #include "kv/segment/internal/segment_files.h"
 #include "kv/state/internal/store_state.h"
 #include "kv/storage/internal/object_names.h"
-#include "kv/table/internal/table_stack.h"
+#include "kv/table/internal/table_reader.h"
 
 namespace cairn::kv::internal {
 

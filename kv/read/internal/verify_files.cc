@@ -1,7 +1,5 @@
 // Checks the root, pages, tables, segments and usage.
 
-#include "kv/read/internal/verify_files.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,6 +9,8 @@
 #include <vector>
 
 #include "kv/base/step_info.h"
+#include "kv/read/internal/snapshot_state.h"
+#include "kv/read/snapshot.h"
 #include "kv/root/internal/kv_records.h"
 #include "kv/segment/internal/segment_description.h"
 #include "kv/segment/internal/segment_format.h"
@@ -164,9 +164,12 @@ class Checker {
 };
 
 }  // namespace
+}  // namespace cairn::kv::internal
 
-Result<void> VerifyFiles(const SnapshotState& snapshot, const std::function<void(Damage)>& damage) {
-  return Checker(snapshot, damage).Run();
+namespace cairn::kv {
+
+Result<void> Snapshot::VerifyFiles(const std::function<void(Damage)>& damage) const {
+  return internal::Checker(*state_, damage).Run();
 }
 
-}  // namespace cairn::kv::internal
+}  // namespace cairn::kv

@@ -16,7 +16,7 @@
 #include "kv/base/step_info.h"
 #include "kv/root/internal/root_record.h"
 #include "kv/table/internal/table_file.h"
-#include "kv/table/internal/table_stack.h"
+#include "kv/table/internal/table_reader.h"
 
 namespace cairn::kv::internal {
 

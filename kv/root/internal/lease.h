@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "kv/base/error.h"
-#include "kv/root/internal/writer_identity.h"
+#include "kv/root/internal/root_record.h"
 #include "kv/storage/storage.h"
 
 namespace cairn::kv::internal {

@@ -4,15 +4,22 @@
 
 #include <cairn_schema/root_generated.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <sys/random.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <chrono>
 #include <cstring>
+#include <ctime>
+#include <functional>
+#include <utility>
 
 #include "kv/base/record_check.h"
 #include "kv/root/internal/framed_record.h"
 #include "kv/root/internal/step_summary.h"
-#include "kv/table/internal/table_stack.h"
+#include "kv/table/internal/table_reader.h"
 
 namespace cairn::kv::internal {
 namespace {
@@ -371,6 +378,68 @@ std::span<const std::byte> BytesOf(const Builder& builder) {
 }
 
 }  // namespace
+
+std::string HostName() {
+  std::array<char, 256> name{};
+  if (::gethostname(name.data(), name.size() - 1) != 0) return "unknown";
+  return name.data();
+}
+
+int64_t NowUnixNs() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::system_clock::now().time_since_epoch())
+      .count();
+}
+
+std::string FormatUtc(int64_t unix_ns) {
+  const std::time_t seconds = unix_ns / 1'000'000'000;
+  std::tm parts{};
+  if (::gmtime_r(&seconds, &parts) == nullptr) return "an unknown time";
+  return fmt::format("{:04}-{:02}-{:02} {:02}:{:02}:{:02} UTC", parts.tm_year + 1900,
+                     parts.tm_mon + 1, parts.tm_mday, parts.tm_hour, parts.tm_min, parts.tm_sec);
+}
+
+WriterIdentity ThisWriter(std::string session) {
+  return {.host = HostName(),
+          .pid = static_cast<uint32_t>(::getpid()),
+          .session = std::move(session),
+          .since_unix_ns = NowUnixNs()};
+}
+
+std::string Describe(const WriterIdentity& writer) {
+  if (writer.pid == 0) return "a process with a newer version of Cairn";
+  return fmt::format("process {} on host {} (writer since {})", writer.pid, writer.host,
+                     FormatUtc(writer.since_unix_ns));
+}
+
+bool AreFeatures(std::span<const std::string> names) {
+  const auto is_name = [](const std::string& name) {
+    return !name.empty() && name.size() <= kMaxFeatureBytes &&
+           std::ranges::all_of(name, [](char c) {
+             return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '-';
+           });
+  };
+  return names.size() <= kMaxFeatures && std::ranges::all_of(names, is_name) &&
+         std::ranges::adjacent_find(names, std::greater_equal<>()) == names.end();
+}
+
+Result<void> CheckCanRead(const Features& features) {
+  if (features.read.empty()) return {};
+  return Fail(Error{.code = ErrorCode::kUnimplemented,
+                    .message = fmt::format("to read the store, a program must know {}, which this "
+                                           "build does not; use a newer Cairn",
+                                           fmt::join(features.read, ", "))});
+}
+
+Result<void> CheckCanWrite(const Features& features, std::string file) {
+  if (features.write.empty()) return {};
+  return Fail(Error{.code = ErrorCode::kUnimplemented,
+                    .message = fmt::format("to write the store, a program must know {}, which this "
+                                           "build does not; use a newer Cairn, or open the store "
+                                           "for reading",
+                                           fmt::join(features.write, ", ")),
+                    .file = std::move(file)});
+}
 
 Uuid NewUuid() {
   Uuid uuid;

@@ -12,18 +12,59 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "kv/base/annotations.h"
 #include "kv/base/error.h"
 #include "kv/base/retention.h"
 #include "kv/base/step_info.h"
-#include "kv/root/internal/features.h"
-#include "kv/root/internal/writer_identity.h"
 #include "kv/storage/internal/object_names.h"
 #include "kv/table/internal/table_file.h"
 
 namespace cairn::kv::internal {
+
+/// The process that writes to a store, as roots and the lease name it for error messages.
+struct WriterIdentity {
+  std::string host;
+  uint32_t pid = 0;
+  std::string session;
+  int64_t since_unix_ns = 0;  // when it opened the store for writing
+  friend bool operator==(const WriterIdentity&, const WriterIdentity&) = default;
+};
+
+/// Returns this process, as the writer of `session` since now.
+WriterIdentity ThisWriter(std::string session);
+/// Returns "process 17 on host n1 (writer since 2026-01-31 12:00:00 UTC)". Without a pid, it is
+/// the writer of a root of which only the identity can be decoded.
+std::string Describe(const WriterIdentity& writer);
+
+std::string HostName();
+int64_t NowUnixNs();
+/// Returns "2026-01-31 12:00:00 UTC".
+std::string FormatUtc(int64_t unix_ns);
+
+// --- what a program must know to read a store, and to write it (docs/format/compatibility.md)
+
+inline constexpr size_t kMaxFeatures = 64;
+inline constexpr size_t kMaxFeatureBytes = 64;
+
+/// Names, ascending. This build knows none yet, so a list in a store is one of a newer build.
+struct Features {
+  std::vector<std::string> read;
+  std::vector<std::string> write;  // of those that may be unknown to a reader
+  friend bool operator==(const Features&, const Features&) = default;
+};
+
+/// Returns whether the names are valid, ascending, and not too many.
+bool AreFeatures(std::span<const std::string> names);
+
+/// kUnimplemented: a feature is unknown; names all that are.
+Result<void> CheckCanRead(const Features& features);
+/// kUnimplemented: a feature is unknown. `file` is the object that lists them.
+Result<void> CheckCanWrite(const Features& features, std::string file);
+
+// --- roots and pages
 
 using Uuid = std::array<std::byte, 16>;
 /// Returns 16 random bytes.

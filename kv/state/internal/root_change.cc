@@ -23,7 +23,7 @@
 #include "kv/state/internal/store_identity.h"
 #include "kv/storage/internal/concurrent_requests.h"
 #include "kv/storage/internal/object_names.h"
-#include "kv/table/internal/table_stack.h"
+#include "kv/table/internal/table_reader.h"
 
 namespace cairn::kv::internal {
 namespace {
@@ -425,11 +425,6 @@ Result<void> CommitNewStep(StoreState& state, StepEntry& entry, const CommitActi
 
 bool IsAnnounced(const RemovedObject& object, const Root& root) {
   return object.since_unix_ns > root.created_unix_ns;
-}
-
-Result<void> CommitAnnouncement(StoreState& state, std::span<const RemovedObject> objects,
-                                bool takes_epoch) {
-  return CommitChange(state, {}, {}, {.announced = objects, .takes_epoch = takes_epoch});
 }
 
 FreedSpace SpaceAfter(StoreState& state, const Unreachable& unreachable) {

@@ -70,8 +70,10 @@ Result<Unreachable> FindUnreachable(StoreState& state, std::span<const uint64_t>
 
 /// The actions of a commit in addition to the change of the list of steps.
 struct CommitActions {
-  std::span<const std::string> adopted = {};      // names of removed objects that the step reaches
-  std::span<const RemovedObject> announced = {};  // from the time of the commit on
+  std::span<const std::string> adopted = {};  // names of removed objects that the step reaches
+  /// Objects that are durable under their names and are announced for kAnnouncedFor from the time
+  /// of the commit on, also if they were announced before.
+  std::span<const RemovedObject> announced = {};
   // New entries of steps that exist. They keep their generations.
   std::span<const StepEntry> rewritten = {};
   const TagChanges* tags = nullptr;
@@ -106,11 +108,6 @@ inline constexpr std::chrono::hours kAnnouncedFor{24};
 /// the root was put. Does not depend on the current time: a writer that was paused must not remove
 /// an object because time has passed.
 bool IsAnnounced(const RemovedObject& object, const Root& root);
-/// Commits a root in which the objects are announced for kAnnouncedFor from now on, also those that
-/// were announced before. Requires write_mutex, and that the objects are durable under their names.
-/// The root has the next epoch if `takes_epoch` is set. Returns the errors of CommitChange.
-Result<void> CommitAnnouncement(StoreState& state, std::span<const RemovedObject> objects,
-                                bool takes_epoch);
 
 /// Returns the segments that a step uses, from its entry or from its tables.
 Result<std::vector<SegmentUse>> UsageOf(StoreState& state, const StepEntry& entry);

@@ -5,7 +5,6 @@
 #include <string_view>
 
 #include "kv/base/error.h"
-#include "kv/root/internal/features.h"
 #include "kv/root/internal/root_record.h"
 #include "kv/storage/storage.h"
 

@@ -25,7 +25,7 @@
 #include "kv/segment/internal/segment_files.h"
 #include "kv/segment/internal/segment_format.h"
 #include "kv/storage/storage.h"
-#include "kv/table/internal/table_stack.h"
+#include "kv/table/internal/table_reader.h"
 
 namespace cairn::kv {
 class Snapshot;
@@ -79,7 +79,7 @@ struct StoreState {
   /// than copies.
   std::atomic<bool> has_saved = false;
   /// Epoch of the segments that copies write, and the ids that they have taken in it; nothing: no
-  /// copy has begun (kv/maintain/internal/step_copy.cc). Used by the one copy that runs.
+  /// copy has begun (kv/copy_steps.cc). Used by the one copy that runs.
   std::optional<uint32_t> copy_epoch;
   std::set<uint64_t> copied_ids;
   /// It is unknown whether a commit of this process has happened. No object that it refers to may

@@ -101,8 +101,6 @@ Result<void> TableWriter::Put(std::string_view key, std::span<const std::byte> v
   return {};
 }
 
-uint64_t TableWriter::record_count() const { return state_->record_count; }
-
 Result<TableInfo> TableWriter::Finish() {
   if (state_->record_count == 0) {
     return Fail(ErrorCode::kInvalidArgument, "a table needs at least one record", state_->name);

@@ -36,8 +36,6 @@ class TableWriter {
   /// Adds a record that hides the older records of `key`. Has the errors of Add.
   Result<void> AddTombstone(std::string_view key);
 
-  /// Counts records and tombstones.
-  uint64_t record_count() const;
   /// Makes the table durable. Nothing can be added after this. kInvalidArgument: it has no records.
   /// kUnavailable, kResourceExhausted: the storage cannot be written.
   Result<TableInfo> Finish();

@@ -31,7 +31,7 @@
 #include "kv/segment/internal/segment_format.h"
 #include "kv/storage/files/internal/memory_storage.h"
 #include "kv/store.h"
-#include "kv/table/internal/table_stack.h"
+#include "kv/table/internal/table_reader.h"
 #include "kv/table/internal/table_writer.h"
 #include "schema/little_endian.h"
 #include "tests/kv/root/hooked_storage.h"

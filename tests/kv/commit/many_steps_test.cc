@@ -18,7 +18,7 @@
 #include "kv/root/internal/step_list.h"
 #include "kv/storage/open/open_storage.h"
 #include "kv/store.h"
-#include "kv/table/internal/table_stack.h"
+#include "kv/table/internal/table_reader.h"
 #include "tests/kv/sample_step.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"

@@ -95,8 +95,8 @@ std::vector<Change> AllChanges() {
          const internal::RemovedObject object{.name =
                                                   "segments/00000001-000000000000000100000000.seg"};
          const MutexLock lock(StoreAccess::StateOf(store).write_mutex);
-         return internal::CommitAnnouncement(StoreAccess::StateOf(store), {&object, 1},
-                                             /*takes_epoch=*/false);
+         return internal::CommitChange(StoreAccess::StateOf(store), {}, {},
+                                       {.announced = {&object, 1}});
        }},
   };
 }

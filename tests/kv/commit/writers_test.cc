@@ -16,7 +16,7 @@
 #include "kv/base/options.h"
 #include "kv/read/snapshot.h"
 #include "kv/root/internal/root_log.h"
-#include "kv/root/internal/writer_identity.h"
+#include "kv/root/internal/root_record.h"
 #include "kv/state/internal/store_state.h"
 #include "kv/storage/open/open_storage.h"
 #include "kv/store.h"

@@ -28,7 +28,7 @@
 #include "kv/storage/files/internal/memory_storage.h"
 #include "kv/storage/internal/object_names.h"
 #include "kv/store.h"
-#include "kv/table/internal/table_stack.h"
+#include "kv/table/internal/table_reader.h"
 #include "kv/table/internal/table_writer.h"
 #include "tests/kv/byte_payload.h"
 #include "tests/kv/sample_step.h"

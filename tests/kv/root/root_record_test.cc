@@ -14,7 +14,7 @@
 #include "kv/base/digest.h"
 #include "kv/root/internal/framed_record.h"
 #include "kv/root/internal/step_summary.h"
-#include "kv/table/internal/table_stack.h"
+#include "kv/table/internal/table_reader.h"
 #include "schema/little_endian.h"
 #include "tests/kv/root/sample_root.h"
 #include "tests/support/result_matchers.h"

@@ -5,7 +5,7 @@
 
 #include <thread>
 
-#include "kv/table/internal/table_stack.h"
+#include "kv/table/internal/table_reader.h"
 #include "tests/kv/table/table_test_support.h"
 
 namespace cairn::kv::internal {

@@ -9,7 +9,6 @@
 
 #include "kv/base/key.h"
 #include "kv/table/internal/table_reader.h"
-#include "kv/table/internal/table_stack.h"
 #include "kv/table/internal/table_writer.h"
 #include "tests/kv/table/table_test_support.h"
 #include "tests/support/faulty_storage.h"

@@ -16,7 +16,6 @@
 #include "kv/storage/open/open_storage.h"
 #include "kv/storage/storage.h"
 #include "kv/table/internal/table_reader.h"
-#include "kv/table/internal/table_stack.h"
 #include "kv/table/internal/table_writer.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"

@@ -1,16 +1,18 @@
 #pragma once
 // SPDX-License-Identifier: Apache-2.0
-/// Writes chunks of committed steps again, in another place, for a repair.
+/// Changes records of chunks of committed steps: their places, for a repair, and their statistics.
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "kv/base/chunk_record.h"
 #include "kv/base/error.h"
+#include "kv/base/step_info.h"
 
 namespace cairn::kv {
 
@@ -38,5 +40,15 @@ struct ReplaceReport {
 Result<ReplaceReport> ReplaceChunks(
     Store& store, std::span<const StoredChunk> chunks,
     const std::function<Result<std::vector<std::byte>>(size_t i)>& bytes_of);
+
+/// Statistics of the chunks of one step, by key.
+using StatisticsOfChunks = std::unordered_map<std::string, ChunkStatistics>;
+
+/// Adds the statistics to the records of `step` that have none, in one commit. Nothing else of the
+/// step changes: it keeps its generation. Returns whether the step was written; not if it was
+/// deleted or replaced since it was found. Memory: 64 MiB per table that is compared. Returns the
+/// errors of Compact, except kCancelled.
+Result<bool> RecordStatistics(Store& store, const StepInfo& step,
+                              const StatisticsOfChunks& statistics);
 
 }  // namespace cairn::kv

@@ -1,9 +1,11 @@
-// The chunks are moved as a compaction moves chunks that lose their deltas.
+// The records are written again as a compaction writes them. Chunks are moved as it moves chunks
+// that lose their deltas.
 
-#include "kv/replace_chunks.h"
+#include "kv/rewrite_chunks.h"
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -13,6 +15,7 @@
 #include "kv/maintain/internal/live_ranges.h"
 #include "kv/maintain/internal/payload_mover.h"
 #include "kv/maintain/internal/step_rewriter.h"
+#include "kv/root/internal/kv_records.h"
 #include "kv/segment/internal/segment_description.h"
 #include "kv/state/internal/store_state.h"
 #include "kv/storage/internal/object_names.h"
@@ -60,6 +63,28 @@ Result<ReplaceReport> ReplaceChunks(
   }
   CAIRN_TRY_ASSIGN(report.rewritten_steps, CommitMoves(state, replacements, mover));
   return report;
+}
+
+Result<bool> RecordStatistics(Store& store, const StepInfo& step,
+                              const StatisticsOfChunks& statistics) {
+  internal::StoreState& state = internal::StoreAccess::StateOf(store);
+  CAIRN_TRY_ASSIGN(const auto turn, internal::TakeCompactTurn(state));
+  const internal::ChunkChanges changes{
+      .may_affect = [&](const internal::StepEntry& entry) -> Result<bool> {
+        return entry.info.step == step.step && entry.info.generation == step.generation;
+      },
+      .change = [&](std::string_view key, std::span<const std::byte> record)
+          -> Result<std::optional<std::vector<std::byte>>> {
+        const auto found = statistics.find(std::string(key));
+        if (found == statistics.end()) return std::nullopt;
+        CAIRN_TRY_ASSIGN(ChunkEntry entry, internal::DecodeChunk(record));
+        if (entry.statistics) return std::nullopt;
+        entry.statistics = found->second;
+        return internal::EncodeChunk(entry);
+      },
+      .replaces = {}};
+  CAIRN_TRY_ASSIGN(const uint64_t written, internal::CommitChunkChanges(state, changes));
+  return written > 0;
 }
 
 }  // namespace cairn::kv
