@@ -158,39 +158,6 @@ TEST_F(SegmentFormatTest, FooterWhoseEntriesShareTheirBytesIsRefused) {
 
 // --- records
 
-TEST(RecordsTest, StepIsDecoded) {
-  StepInfo info{.step = 5,
-                .generation = 6,
-                .created_unix_ns = 7,
-                .world_size = 8,
-                .attempt = "a-5-0",
-                .base_step = 0,
-                .tensor_count = 9,
-                .value_count = 10,
-                .chunk_count = 11,
-                .reused_chunk_count = 12,
-                .logical_bytes = 13,
-                .written_bytes = 14,
-                .structure = {.lo = 15, .hi = 16}};
-  CAIRN_ASSERT_OK_AND_ASSIGN(const StepInfo found, DecodeStep(EncodeStep(info)));
-  EXPECT_EQ(found.step, 5u);
-  EXPECT_EQ(found.generation, 6u);
-  EXPECT_EQ(found.created_unix_ns, 7);
-  EXPECT_EQ(found.world_size, 8u);
-  EXPECT_EQ(found.attempt, "a-5-0");
-  EXPECT_EQ(found.base_step, 0u) << "a base step 0 is not the same as none";
-  EXPECT_EQ(found.tensor_count, 9u);
-  EXPECT_EQ(found.value_count, 10u);
-  EXPECT_EQ(found.chunk_count, 11u);
-  EXPECT_EQ(found.reused_chunk_count, 12u);
-  EXPECT_EQ(found.logical_bytes, 13u);
-  EXPECT_EQ(found.written_bytes, 14u);
-  EXPECT_EQ(found.structure, (Digest{.lo = 15, .hi = 16}));
-  info.base_step.reset();
-  CAIRN_ASSERT_OK_AND_ASSIGN(const StepInfo without_base, DecodeStep(EncodeStep(info)));
-  EXPECT_FALSE(without_base.base_step);
-}
-
 TEST(RecordsTest, SegmentIsDecodedWithTheNameOfItsObject) {
   SegmentInfo info = NewSegmentInfo({.epoch = 9, .id = 1, .id_tail = 0x20});
   info.step = 2;

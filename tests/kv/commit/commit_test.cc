@@ -115,25 +115,6 @@ TEST_F(CommitTest, AStepToWhichAnotherRefersMustBeTheSameAtTheCommit) {
   EXPECT_THAT(commit(7), IsError(ErrorCode::kConflict, "was deleted or replaced"));
 }
 
-TEST_F(CommitTest, OverwriteReplacesTheStepAndFreesItsSegments) {
-  CAIRN_ASSERT_OK(SaveSample(*store_, MakeSample(1, 0)));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto before, store_->Latest());
-  CAIRN_ASSERT_OK(SaveSample(*store_, MakeSample(1, 1), /*overwrite=*/true));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto after, store_->Latest());
-  EXPECT_THAT(after->step_numbers(), ElementsAre(1u));
-  ExpectSample(*after, MakeSample(1, 1));
-  // The new version refers to the frozen bytes of the old one, so the old segment remains.
-  EXPECT_EQ(SegmentFileCount(path_), 2u);
-  // A snapshot from before the overwrite does not mix old and new records.
-  const auto old = LoadSample(*before);
-  if (old) {
-    EXPECT_TRUE(*old == MakeSample(1, 0));
-  } else {
-    EXPECT_THAT(old, IsError(ErrorCode::kNotFound, "deleted while it was being read"));
-  }
-  ExpectNoLeftovers(path_);
-}
-
 TEST_F(CommitTest, CloseRemovesWhatIsDue) {
   store_.reset();
   for (const auto grace : {std::chrono::milliseconds(1), std::chrono::milliseconds(3'600'000)}) {
@@ -232,27 +213,6 @@ TEST_F(CommitTest, DigestsOfPayloadAreGivenOrComputed) {
   EXPECT_EQ(computed.extent.offset_bytes, given.extent.offset_bytes + payload.size());
 }
 
-TEST_F(LatestTest, ReaderFollowsCommitsOverwritesAndDeletes) {
-  CAIRN_ASSERT_OK(SaveSample(*store_, MakeSample(1)));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(path_, OpenMode::kRead));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto first, reader->Latest());
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto unchanged, reader->Latest());
-  EXPECT_EQ(first, unchanged) << "opened again although nothing changed";
-
-  CAIRN_ASSERT_OK(SaveSample(*store_, MakeSample(2)));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto second, reader->Latest());
-  EXPECT_THAT(second->step_numbers(), ElementsAre(1u, 2u));
-  EXPECT_THAT(first->step_numbers(), ElementsAre(1u));
-
-  CAIRN_ASSERT_OK(SaveSample(*store_, MakeSample(2, 1), /*overwrite=*/true));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto third, reader->Latest());
-  ExpectSample(*third, MakeSample(2, 1));
-
-  CAIRN_ASSERT_OK(store_->Delete(std::array<uint64_t, 1>{1}));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto fourth, reader->Latest());
-  EXPECT_THAT(fourth->step_numbers(), ElementsAre(2u));
-}
-
 // Threads that look for the newest root at the same time may find different ones.
 TEST_F(LatestTest, ThreadsOfOneReaderNeverGoBack) {
   CAIRN_ASSERT_OK(store_->SetRetention({.keep_last = 2}));
@@ -292,16 +252,6 @@ TEST_F(LatestTest, ReadersAndClosedStoresChangeNothing) {
     EXPECT_THAT(refused->Delete(std::array<uint64_t, 1>{1}),
                 IsError(ErrorCode::kFailedPrecondition, why));
   }
-}
-
-TEST_F(LatestTest, SnapshotOfAReaderOutlivesItsStore) {
-  CAIRN_ASSERT_OK(SaveSample(*store_, MakeSample(1)));
-  std::shared_ptr<const Snapshot> snapshot;
-  {
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto reader, Store::Open(path_, OpenMode::kRead));
-    CAIRN_ASSERT_OK_AND_ASSIGN(snapshot, reader->Latest());
-  }
-  ExpectSample(*snapshot, MakeSample(1));
 }
 
 }  // namespace

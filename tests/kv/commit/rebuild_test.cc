@@ -129,16 +129,6 @@ TEST_F(RebuildTest, LossOfTheNewestRootIsNoticedAndRepaired) {
   EXPECT_THAT(Store::Rebuild(path_), IsError(ErrorCode::kFailedPrecondition, "nothing to rebuild"));
 }
 
-// A store that was copied while it was written: its file `hint` was copied last.
-TEST_F(RebuildTest, StoreThatIsOlderThanItsHintOpensWithoutTheHint) {
-  CAIRN_ASSERT_OK(storage_->Remove(NewestRootName()));
-  EXPECT_THAT(Store::Open(path_, OpenMode::kRead),
-              IsError(ErrorCode::kDataLoss, "remove the file"));
-  CAIRN_ASSERT_OK(storage_->Remove(internal::kHintName));
-  steps_.erase(3);
-  kv::testing::ExpectSteps(path_, steps_);
-}
-
 // A store without tables and segments could be taken for one that was just created.
 TEST_F(RebuildTest, LossOfAllRootsOfAnEmptyStoreIsNoticed) {
   const std::string empty = dir_ / "empty";
@@ -160,17 +150,6 @@ TEST_F(RebuildTest, StepsAfterTheNewestRootThatCanBeReadAreRecovered) {
   ASSERT_EQ(report.notes.size(), 2u);
   EXPECT_THAT(report.notes[0].file, ::testing::HasSubstr(newest));
   EXPECT_EQ(report.notes[1].step, 3u);
-  ExpectSteps();
-}
-
-TEST_F(RebuildTest, OverwrittenStepIsRecoveredInItsNewestVersion) {
-  {
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, OpenWriter());
-    CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(2, 1), /*overwrite=*/true));
-    steps_[2] = MakeSample(2, 1);
-  }
-  std::filesystem::remove_all(path_ + "/roots");
-  CAIRN_ASSERT_OK(Store::Rebuild(path_));
   ExpectSteps();
 }
 

@@ -91,19 +91,6 @@ class RemovalTest : public ::testing::Test {
   std::shared_ptr<Storage> storage_;
 };
 
-TEST_F(RemovalTest, DefaultGraceIsOneMinute) {
-  EXPECT_EQ(StoreOptions().grace, std::chrono::minutes(1));
-}
-
-TEST_F(RemovalTest, WithoutGraceObjectsAreRemovedAtOnce) {
-  const auto store = OpenWriter(kNoGrace);
-  CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(1)));
-  EXPECT_THAT(Objects(), Not(IsEmpty()));
-  CAIRN_ASSERT_OK(store->Delete(std::array<uint64_t, 1>{1}));
-  EXPECT_THAT(Objects(), IsEmpty());
-  EXPECT_THAT(Removed(), IsEmpty());
-}
-
 // A writer whose clock was ahead by years has deleted a step.
 TEST_F(RemovalTest, TimesFarInTheFutureAreBounded) {
   {
@@ -295,21 +282,6 @@ TEST_F(RemovalTest, MissingObjectIsNotDamageIfTheNewestRootCannotBeRead) {
   EXPECT_THAT(LoadSample(*snapshot, 1), IsError(ErrorCode::kUnavailable, "it is unknown whether"));
   faulty->SetPlan({});
   EXPECT_THAT(LoadSample(*snapshot, 1), IsError(ErrorCode::kNotFound, "deleted while"));
-}
-
-TEST_F(RemovalTest, MissingObjectOfAStepThatWasNotDeletedIsDamage) {
-  const auto writer = OpenWriter(kNoGrace);
-  CAIRN_ASSERT_OK(SaveSample(*writer, MakeSample(1)));
-  for (const std::string& name : Objects()) {
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto bytes, storage_->Read(name, 1 << 30));
-    CAIRN_ASSERT_OK(storage_->Remove(name));
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, ReadLatest(path_));
-    EXPECT_THAT(LoadSample(*snapshot, 1), IsError(ErrorCode::kDataLoss, "")) << name;
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto damage, Verify(*snapshot));
-    EXPECT_THAT(damage, Not(IsEmpty())) << name;
-    CAIRN_ASSERT_OK(storage_->Put(name, bytes));
-  }
-  ExpectOnlySteps({{1, MakeSample(1)}});
 }
 
 TEST_F(RemovalTest, OverwriteKeepsTheOldStepForItsReaders) {

@@ -146,12 +146,6 @@ TEST(SimultaneousWritersTest, OneOpensAndTheOtherIsToldSo) {
   }
 }
 
-TEST_F(WritersTest, TakeOverOfAStoreWithoutAWriterIsAnOpen) {
-  CAIRN_ASSERT_OK(first_->Close());
-  const auto second = OpenWriter(/*take_over=*/true);
-  CAIRN_EXPECT_OK(SaveSample(*second, MakeSample(2)));
-}
-
 TEST_F(WritersTest, FencedWriterGetsConflictAndChangesNothing) {
   const auto second = OpenWriter(/*take_over=*/true);
   CAIRN_ASSERT_OK(SaveSample(*second, MakeSample(2)));

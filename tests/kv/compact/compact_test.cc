@@ -227,16 +227,6 @@ TEST_F(CompactTest, JoinsSmallSegments) {
   ExpectUnchanged();
 }
 
-// The fault suites compact this history.
-TEST_F(CompactTest, RewritesEverythingIfAsked) {
-  for (const auto& [step, version] : {std::pair{1, 0}, {2, 0}, {3, 0}, {2, 1}}) {
-    expected_[step] = MakeSample(step, version);
-    CAIRN_ASSERT_OK(SaveSample(*store_, expected_[step], /*overwrite=*/true));
-  }
-  EXPECT_EQ(Compact({.max_dead = 0}).rewritten_steps, 3);
-  ExpectUnchanged();
-}
-
 TEST_F(CompactTest, CommitsSeveralTimes) {
   // Each shape has other frozen tensors, which remain in the segment of the odd step.
   for (uint32_t tensors = 5; tensors < 10; ++tensors) {
