@@ -4,7 +4,7 @@
 #include <csignal>
 
 #include "tools/admin/verbs.h"
-#include "tools/common/program.h"
+#include "tools/common/command_line.h"
 #include "tools/common/progress.h"
 
 int main(int argc, char** argv) {

@@ -97,11 +97,8 @@ Verb MergeVerb() {
                                  "Two or more steps of one store, in the order of summation; "
                                  "{FIRST..LAST} or {FIRST..LAST..STRIDE} for a range"),
                         IntoArgument(command->into),
-                        {.name = "--weights",
-                         .target = &command->weights,
-                         .help = "One weight per step, divided by their sum (equal weights)",
-                         .value_name = "W,W,...",
-                         .value_may_start_with_dash = true},
+                        Option("--weights", "W,W,...", &command->weights,
+                               "One weight per step, divided by their sum (equal weights)"),
                         OverwriteArgument(command->overwrite)},
           .examples = {"kv-admin merge runs/gpt@{100..500..100} --into 501",
                        "kv-admin merge runs/gpt@100 runs/gpt@200 --weights 1,3 --into 201",

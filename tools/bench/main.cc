@@ -8,7 +8,7 @@
 
 #include "tools/bench/verbs.h"
 #include "tools/common/exit_status.h"
-#include "tools/common/program.h"
+#include "tools/common/command_line.h"
 #include "tools/common/progress.h"
 #include "tools/common/quantities.h"
 #include "tools/common/text.h"

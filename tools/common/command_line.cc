@@ -182,25 +182,6 @@ std::unique_ptr<CLI::App> MakeParser(const CommandLine& line) {
   return app;
 }
 
-/// Joins the options whose value may start with "-" with that value.
-void JoinValues(const CommandLine& line, std::vector<std::string>& words) {
-  const auto joins = [&](const std::string& word) {
-    for (const Verb& verb : line.verbs) {
-      for (const Argument& argument : verb.arguments) {
-        if (argument.value_may_start_with_dash && argument.name == word) return true;
-      }
-    }
-    return false;
-  };
-  std::vector<std::string> joined;
-  for (size_t i = 0; i < words.size(); ++i) {
-    const bool join = joins(words[i]) && i + 1 < words.size();
-    joined.push_back(join ? fmt::format("{}={}", words[i], words[i + 1]) : words[i]);
-    if (join) ++i;
-  }
-  words = std::move(joined);
-}
-
 Error InvalidLine(std::string message) {
   return {.code = ErrorCode::kInvalidArgument, .message = std::move(message)};
 }
@@ -324,7 +305,6 @@ bool NamesStore(const Argument& argument) {
 }
 
 Result<const Verb*> ParseCommandLine(const CommandLine& line, std::vector<std::string> words) {
-  JoinValues(line, words);
   CAIRN_TRY(CheckVerb(line, words));
   if (words.empty()) {
     return Fail(

@@ -36,7 +36,6 @@ struct Argument {
   bool required = false;
   std::vector<std::string> choices;  // the values that are accepted; empty: all
   std::optional<ArgumentRange> range;
-  bool value_may_start_with_dash = false;  // "--slice -1" is an option with its value
 };
 
 // Arguments without choices.
@@ -82,5 +81,10 @@ bool NamesStore(const Argument& argument);
 /// verb, which points into `line`; nullptr if nothing remains to be done because help or version
 /// was printed. kInvalidArgument: the command line is not valid; the message has one line.
 Result<const Verb*> ParseCommandLine(const CommandLine& line, std::vector<std::string> words);
+
+/// The `main` function that all programs share: parses the command line, runs its verb and returns
+/// the exit status of the process. An error is printed as one line, "NAME: what, where, why", on
+/// standard error. No exception leaves this function. `argv` comes from `main`.
+int RunProgram(CommandLine line, int argc, char** argv);
 
 }  // namespace cairn::tools

@@ -1,7 +1,5 @@
 // The `main` function that all programs share.
 
-#include "tools/common/program.h"
-
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
@@ -23,6 +21,7 @@
 
 #include "core/base/hint_text.h"
 #include "tools/common/address.h"
+#include "tools/common/command_line.h"
 #include "tools/common/completion.h"
 #include "tools/common/exit_status.h"
 #include "tools/common/terminal.h"

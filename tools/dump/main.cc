@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "tools/common/program.h"
+#include "tools/common/command_line.h"
 #include "tools/dump/statistics_text.h"
 #include "tools/dump/verbs.h"
 
@@ -77,14 +77,9 @@ CommandLine MakeCommandLine(DumpRun& run) {
       {.name = "show",
        .usage = "show STORE[@STEP] FQN [--slice SLICE]",
        .summary = "Values and statistics of one key",
-       .arguments = {json,
-                     address,
-                     key,
-                     {.name = "--slice",
-                      .target = &run.slice,
-                      .help = "Only this part, as Python writes it: 0:4,:,-1 or ...,0",
-                      .value_name = "SLICE",
-                      .value_may_start_with_dash = true},
+       .arguments = {json, address, key,
+                     Option("--slice", "SLICE", &run.slice,
+                            "Only this part, as Python writes it: 0:4,:,-1 or ...,0"),
                      Flag("--all", run.all, "Every value, not only the edges")},
        .examples = {"kv-dump show runs/gpt model.wte.weight",
                     "kv-dump show runs/gpt@100 model.wte.weight --slice 0:4,-8:",
