@@ -1,14 +1,15 @@
 #!/usr/bin/env python
-"""Measures Cairn and its peers with tensors of PyTorch on a GPU: loads, and the stall of a training
-step by an asynchronous save.
+"""Measures Cairn and its peers with tensors of PyTorch on a GPU: loads, the stall of a training
+step by an asynchronous save, and the bytes that cross the bus.
 
     python bench/gpu.py --dir DIR loads [--bytes N] [--state transformer|experts]
     python bench/gpu.py --dir DIR stall [--bytes N]
+    python bench/gpu.py --dir DIR pages [--bytes N]
 
 Loads are compared with safetensors and torch.load, from the page cache and from the disk; the stall
 with dcp.async_save and a pinned stager that is kept (PyTorch 2.11 closes it, so that a second save
 fails). Loads take turns, and so do steps with and without a save; medians are compared. `kv-bench
-gpu` measures what needs no PyTorch: copies, digests, changed pages.
+gpu` measures what needs no PyTorch: copies and digests.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from common.states import total_bytes, transformer_shapes  # noqa: E402
 import cairn  # noqa: E402
 
 TRANSFORMER_BYTES = 4.4e9  # of scale 1
+PAGE = 65536
 Tensors = dict[str, torch.Tensor]
 
 
@@ -269,6 +271,27 @@ def measure_stall(folder: Path, options: argparse.Namespace) -> None:
         shutil.rmtree(folder / "cairn", ignore_errors=True)
 
 
+# Bytes over the bus -------------------------------------------------------------------------------
+
+
+def measure_pages(folder: Path, options: argparse.Namespace) -> None:
+    """Saves after nothing has changed, and after one byte in every hundredth page has."""
+    state = make("transformer", options.bytes, options.device)
+    with cairn.open(folder / "cairn", mode="a", grace=0) as store:
+        store.save(0, state)
+        for step in range(1, 2 * options.repeat, 2):
+            same = store.save(step, state)
+            for tensor in state.values():
+                tensor.view(-1).view(torch.uint8)[50 * PAGE :: 100 * PAGE] ^= 1
+            changed = store.save(step + 1, state)
+            for what, saved, bar in (("nothing", same, 0), ("1 % of the pages", changed, 0.011)):
+                ratio = saved.device_bytes / saved.logical_bytes
+                print(f"ratio: bytes over the bus, {what} changed: {ratio:.4f} (bar {bar})")
+
+
+MEASUREMENTS = {"loads": measure_loads, "stall": measure_stall, "pages": measure_pages}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dir", type=Path, required=True, help="an empty folder is created here")
@@ -280,12 +303,12 @@ def main() -> None:
     parser.add_argument(
         "--abandon", action="store_true", help="stall: do not complete the last save (large states)"
     )
-    parser.add_argument("part", choices=("loads", "stall"))
+    parser.add_argument("part", choices=MEASUREMENTS)
     options = parser.parse_args()
     folder = options.dir / f"gpu-{options.part}"
     folder.mkdir(parents=True)
     try:
-        (measure_loads if options.part == "loads" else measure_stall)(folder, options)
+        MEASUREMENTS[options.part](folder, options)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

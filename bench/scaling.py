@@ -231,7 +231,7 @@ def _tables(points: list[dict]) -> Iterator[str]:
 def write(result: dict[str, Any], out: Path) -> None:
     parts: list[str] = []
     for axis, points in result["points"].items():
-        parts += [f"## By {axis}", f"{result['measured'][axis]}.", *_tables(points)]
+        parts += [f"## By {axis}", *_tables(points)]
     report.write(out / "scaling", "Growth", result, parts)
 
 
@@ -239,11 +239,9 @@ def main() -> None:
     parser = report.options(__doc__)
     add = parser.add_argument
     add("--parts", nargs="+", choices=tuple(POINTS), default=tuple(POINTS))
-    add("--add-to", type=Path, help="a scaling.json whose other parts are kept")
     add("--largest", type=int, help="leaves out larger sizes")
     options = report.parse(parser)
-    result = json.loads(options.add_to.read_text()) if options.add_to else {"points": {}}
-    result |= report.describe(options.dir)
+    result = {"points": {}} | report.describe(options.dir)
     for axis in options.parts:
         points = []
         for size in SIZES[axis]:
@@ -252,8 +250,6 @@ def main() -> None:
                 print(f"{axis} {size:,}: done", file=sys.stderr, flush=True)
         if points:
             result["points"][axis] = points
-            when = f"{result['date']}, {result['versions']['cairn']}"
-            result.setdefault("measured", {})[axis] = when
     write(result, options.out)
 
 

@@ -76,18 +76,7 @@ class Gpu final : public PlainGpu {
     CAIRN_TRY_ASSIGN(gpu->description_, Describe(device));
     CAIRN_TRY_ASSIGN(gpu->heap_, DeviceHeap::Make(device));
     CAIRN_TRY_ASSIGN(gpu->stream_, Stream::Make());
-    // Default priority: the work of a training runs before the work of the queues.
-    cudaStream_t training = nullptr;
-    CAIRN_TRY(
-        Check(cudaStreamCreateWithFlags(&training, cudaStreamNonBlocking), "creating a stream"));
-    gpu->training_ = training;
     return gpu;
-  }
-  ~Gpu() override {
-    if (training_ == nullptr) return;
-    const DeviceScope scope(device_);
-    internal::Ignore(cudaStreamSynchronize(training_));
-    internal::Ignore(cudaStreamDestroy(training_));
   }
 
   const GpuDescription& description() const override { return description_; }
@@ -109,16 +98,6 @@ class Gpu final : public PlainGpu {
       return internal::LaunchRead(launch, launch.page_digests, heap_->multiprocessors(),
                                   stream_.get());
     });
-  }
-
-  void* training_stream() const override { return training_; }
-
-  Result<void> Fill(std::byte* target, uint64_t length_bytes, uint8_t value) override {
-    const DeviceScope scope(device_);
-    return Check(cudaMemsetAsync(target, value, length_bytes, training_), "filling memory");
-  }
-  Result<void> Synchronize() override {
-    return Check(cudaStreamSynchronize(training_), "waiting for the training's stream");
   }
 
  private:
@@ -185,7 +164,6 @@ class Gpu final : public PlainGpu {
   DeviceBuffer page_digests_;
   DeviceBuffer changed_;
   Stream stream_;  // after the buffers: it is destroyed first, and its work uses them
-  cudaStream_t training_ = nullptr;
 };
 
 }  // namespace

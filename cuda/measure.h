@@ -1,7 +1,7 @@
 #pragma once
 // SPDX-License-Identifier: Apache-2.0
-/// The limits of one GPU, measured with plain CUDA: the speeds with which queues, digests and saves
-/// are compared.
+/// The limits of one GPU, measured with plain CUDA: the speeds with which queues and digests are
+/// compared.
 ///
 /// For benchmarks only; saves and loads do not use it.
 
@@ -23,7 +23,7 @@ struct GpuDescription {
   int multiprocessors = 0;
 };
 
-/// Measures on its own stream. Every member except Fill waits until its work is done.
+/// Measures on its own stream. Every member waits until its work is done.
 ///
 /// Errors: kResourceExhausted: no device memory is left. kUnavailable: the device failed. Threads:
 /// one at a time.
@@ -45,13 +45,6 @@ class PlainGpu {
   /// Digest computes the page digests of chunks of 4 MiB; Read only reads the same bytes.
   virtual Result<double> Digest(const std::byte* source, uint64_t length_bytes) = 0;
   virtual Result<double> Read(const std::byte* source, uint64_t length_bytes) = 0;
-
-  /// Returns the cudaStream_t that stands for a training. The measurements above use another one.
-  virtual void* training_stream() const = 0;
-  /// Enqueues on the training's stream a kernel that sets the bytes to `value`.
-  virtual Result<void> Fill(std::byte* target, uint64_t length_bytes, uint8_t value) = 0;
-  /// Blocks until the training's stream has finished.
-  virtual Result<void> Synchronize() = 0;
 };
 
 }  // namespace cairn::cuda

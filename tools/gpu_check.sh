@@ -138,7 +138,6 @@ Tests() {
   Step "CUDA layer, small budget" 60 "$here/bin/cuda_small_budget_test"
   Step "copies" 60 "$here/bin/kv-bench" gpu --part copies --dir "$work" --bytes "$bytes" --repeat 5
   Step "digests" 30 "$here/bin/kv-bench" gpu --part digest --dir "$work" --bytes "$bytes" --repeat 9
-  Step "changed pages" 60 "$here/bin/kv-bench" gpu --part pages --dir "$work" --bytes "$bytes" --repeat 2
   for tool in racecheck synccheck; do
     Step "$tool" 40 "${sanitizer[@]}" --tool "$tool" --error-exitcode 99 \
       "$here/bin/cuda_layer_test" --gtest_filter='DigestTest.*'
@@ -149,8 +148,8 @@ Figures() {
   local gpu=("$here/bin/kv-bench" gpu --dir "$work") bench=("$python" "$here/bench/gpu.py" --dir "$work")
   Step "copies" 60 "${gpu[@]}" --part copies --bytes "$bytes" --repeat 9
   Step "digests" 30 "${gpu[@]}" --part digest --bytes "$bytes" --repeat 15
-  Step "changed pages" 60 "${gpu[@]}" --part pages --bytes "$bytes" --repeat 3
   if [[ ! -f $here/SIMULATED ]]; then
+    Step "changed pages" 60 "${bench[@]}" pages --repeat 3
     Step "stall and dcp" 90 "${bench[@]}" stall --repeat 3
     Step "loads" 100 "${bench[@]}" loads --repeat 2
     # 45 % of the memory: what is staged has to fit into page-locked memory.
@@ -158,18 +157,17 @@ Figures() {
       "$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits | awk 'NR == 1 { printf "%d", $1 * 471859 }')"
     Step "loads of 20,000 tensors" 60 "${bench[@]}" loads --state experts --bytes 2e9 --repeat 2
   fi
-  Step "disk" 60 "${gpu[@]}" --part disk --bytes "$small" --repeat 2
 }
 
 Run() {
   local what=${1:-}
   [[ $what == tests || $what == figures ]] || Usage 2 >&2
-  out=${2:-$here/results} work=${3:-$here} failed=0 bytes=4GiB small=2GiB
+  out=${2:-$here/results} work=${3:-$here} failed=0 bytes=4GiB
   python=${PYTHON:-python3}
   mkdir -p "$out" "$work"
   : >"$out/summary.txt" && : >"$out/log.txt"
   if [[ -f $here/SIMULATED ]]; then
-    bytes=2MiB small=2MiB
+    bytes=2MiB
     sanitizer=("$here/pass_by")  # the simulation has no compute-sanitizer
     printf '#!/bin/sh\nwhile [ "${1#/}" = "$1" ]; do shift; done\nexec "$@"\n' >"$here/pass_by"
     chmod +x "$here/pass_by"

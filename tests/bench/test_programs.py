@@ -89,4 +89,7 @@ def test_a_stall_is_measured_with_both_kinds_of_staging(tmp_path):
                "--repeat", "1", "--peers", "cairn,snapshot")  # fmt: skip
     rows = [line.split()[0] for line in done.stdout.splitlines() if "of the step" in line]
     assert rows == ["cairn", "snapshot"]
+    done = run("gpu.py", "pages", "--dir", tmp_path, "--device", "cpu", "--bytes", "3e6",
+               "--repeat", "1")  # fmt: skip
+    assert done.stdout.count("ratio: bytes over the bus, ") == 2
     assert list(tmp_path.iterdir()) == []

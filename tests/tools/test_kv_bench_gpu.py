@@ -4,8 +4,6 @@ What it measures there means nothing; that bytes are counted, and bars are drawn
 """
 
 import json
-import os
-import shutil
 
 import pytest
 
@@ -66,39 +64,3 @@ def test_the_digest_is_compared_with_a_reading_kernel(gpu_rows):
     rows = gpu_rows("digest")
     assert {row["bytes"] for row in rows if row["what"] == "digest kernel"} == {2 * MIB}
     assert bars_of(rows)["digest kernel"]["bar"] == 0.8
-
-
-def test_saves_and_loads_go_through_the_disk(gpu_rows):
-    rows = gpu_rows("disk")
-    (save,) = [row for row in rows if row["what"] == "save to disk"]
-    assert save["device_bytes"] == save["payload_written_bytes"] == save["bytes"] == 2 * MIB
-    assert [row["bytes"] for row in rows if row["what"] == "cold load to device"] == [2 * MIB]
-
-
-@pytest.mark.skipif(shutil.which("fio") is None, reason="fio is not installed")
-def test_fio_takes_turns_with_saves_and_loads(gpu_rows, tmp_path):
-    probe = tmp_path / "probe"
-    try:
-        os.close(os.open(probe, os.O_RDWR | os.O_CREAT | os.O_DIRECT))
-    except OSError:
-        pytest.skip("fio cannot use O_DIRECT here")
-    finally:
-        probe.unlink()
-    rows = gpu_rows("disk", "--fio", "--repeat", 2)
-    names = [row["what"] for row in rows[2:-2]]
-    assert names == ["save to disk", "fio write"] * 2 + ["cold load to device", "fio read"] * 2
-    assert {row["bytes"] for row in rows[2:-2]} == {2 * MIB}
-    bars = bars_of(rows)
-    assert bars["save to disk"]["bar"] == 0.95 and bars["save to disk"]["to"] == "fio write"
-    assert "bar" not in bars["cold load to device"]
-
-
-def test_bytes_over_the_bus_are_those_of_changed_pages(gpu_rows):
-    rows = gpu_rows("pages")
-    (same,) = [row for row in rows if row["what"] == "nothing changed"]
-    assert same["device_bytes"] == 0 and same["payload_written_bytes"] == 0
-    (changed,) = [row for row in rows if row["what"] == "1 % of pages changed"]
-    assert 0 < changed["device_bytes"] < changed["bytes"]
-    bars = bars_of(rows)
-    assert bars["over the bus, nothing changed"]["met"]
-    assert bars["over the bus, 1 % of pages changed"]["figure"] == changed["device_bytes"]

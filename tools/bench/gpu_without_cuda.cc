@@ -1,4 +1,4 @@
-// kv-bench gpu in builds without the CUDA layer, in place of gpu_bench.cc.
+// kv-bench gpu in builds without the CUDA layer, in place of gpu.cc.
 
 #include "tools/bench/verbs.h"
 

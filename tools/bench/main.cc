@@ -7,8 +7,8 @@
 #include <system_error>
 
 #include "tools/bench/verbs.h"
-#include "tools/common/exit_status.h"
 #include "tools/common/command_line.h"
+#include "tools/common/exit_status.h"
 #include "tools/common/progress.h"
 #include "tools/common/quantities.h"
 #include "tools/common/text.h"
@@ -68,7 +68,7 @@ Argument CountOption(uint64_t& target, const char* name, const char* help, uint6
 
 Verb OpenVerb(Values& values) {
   return Measuring(
-      values, "open", "[--chunks N] [--steps N] [--warm]", BenchOpen,
+      values, "open", "[--chunks N] [--steps N]", BenchOpen,
       {.summary = "Opening a store of many chunks and reading a first key, in a new process,\n"
                   "compared with RocksDB opening and seeking the table alone",
        .arguments = {CountOption(values.options.chunks, "--chunks",
@@ -77,9 +77,7 @@ Verb OpenVerb(Values& values) {
                                  1, 100'000'000),
                      CountOption(values.options.steps, "--steps",
                                  "Also a store with so many steps before, kept as DIR/open-N-STEPS",
-                                 1, 1'000'000),
-                     Flag("--warm", values.options.warm,
-                          "Only with the files in the page cache, as they are")},
+                                 1, 1'000'000)},
        .examples = {"kv-bench open --dir /data --steps 10000 --repeat 9"}});
 }
 
@@ -99,22 +97,17 @@ Verb CommitVerb(Values& values) {
 
 Verb GpuVerb(Values& values) {
   return Measuring(
-      values, "gpu", "[--bytes SIZE] [--part PART] [--device N] [--fio]", BenchGpu,
-      {.summary =
-           "A GPU: copies, digests, durable saves and cold loads, and incremental saves, each\n"
-           "compared with its limit",
+      values, "gpu", "[--bytes SIZE] [--part PART] [--device N]", BenchGpu,
+      {.summary = "A GPU: copies and digests, each compared with its limit",
        .arguments = {Option("--bytes", "SIZE", &values.bytes,
                             "Size of all tensors (1GiB): 4GiB, 512M, ..."),
                      {.name = "--part",
                       .target = &values.options.part,
-                      .help = "Only this: copies, digest, disk or pages",
+                      .help = "Only this: copies or digest",
                       .value_name = "PART",
-                      .choices = {"copies", "digest", "disk", "pages"}},
-                     Option("--device", "N", &values.options.device, "Number of the GPU (0)"),
-                     Flag("--fio", values.options.fio,
-                          "After each save and load, fio with the same bytes (O_DIRECT write with "
-                          "end_fsync, and read), and the ratio")},
-       .examples = {"kv-bench gpu --dir /data --bytes 4GiB --fio --repeat 5"}});
+                      .choices = {"copies", "digest"}},
+                     Option("--device", "N", &values.options.device, "Number of the GPU (0)")},
+       .examples = {"kv-bench gpu --dir /data --bytes 4GiB --repeat 5"}});
 }
 
 /// Only for BenchOpen, which runs this verb in a new process.

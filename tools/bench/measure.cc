@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <fstream>
 #include <string_view>
 #include <system_error>
@@ -107,20 +106,6 @@ ScratchDirectory::ScratchDirectory(const std::string& directory, std::string_vie
 void ScratchDirectory::Remove() const {
   std::error_code ignored;
   std::filesystem::remove_all(path_, ignored);
-}
-
-Result<std::string> OutputOf(const std::string& command) {
-  std::FILE* const pipe = popen(command.c_str(), "re");
-  if (pipe == nullptr) return Fail(SystemError(errno, "starting a program"));
-  std::string output;
-  char buffer[4096];
-  for (size_t got = 1; got > 0; output.append(buffer, got)) {
-    got = std::fread(buffer, 1, sizeof(buffer), pipe);
-  }
-  if (pclose(pipe) == 0) return output;
-  return Fail(
-      ErrorCode::kUnavailable,
-      fmt::format("{} failed: {}", command.substr(0, command.find(' ')), output.substr(0, 200)));
 }
 
 }  // namespace cairn::tools

@@ -1,6 +1,6 @@
 #pragma once
 /// What the measurements have in common: the time, processor time and memory of one operation in
-/// this process, the page cache that it begins with, scratch directories, and other programs.
+/// this process, the page cache that it begins with, and scratch directories.
 
 #include <chrono>
 #include <cstdint>
@@ -65,9 +65,5 @@ class ScratchDirectory {
  private:
   std::filesystem::path path_;
 };
-
-/// Runs a command line of sh and returns what it prints. kUnavailable: its exit status is not 0;
-/// the message has the start of what it has printed.
-Result<std::string> OutputOf(const std::string& command);
 
 }  // namespace cairn::tools

@@ -77,8 +77,7 @@ void BenchReport::AddTimeBar(const std::string& what, double most_seconds) {
   if (figure) AddBar({what, HumanSeconds(most_seconds), *figure, most_seconds, "s", 1});
 }
 
-void BenchReport::AddRateBar(const std::string& what, const std::string& reference,
-                             std::optional<double> least) {
+void BenchReport::AddRateBar(const std::string& what, const std::string& reference, double least) {
   const std::optional<double> figure = MedianOf(rates_, what);
   const std::optional<double> limit = MedianOf(rates_, reference);
   if (figure && limit) AddBar({what, reference, *figure, *limit, "bytes/s", least, true});
@@ -86,17 +85,15 @@ void BenchReport::AddRateBar(const std::string& what, const std::string& referen
 
 void BenchReport::AddBar(const BenchBar& bar) {
   const double ratio = bar.limit > 0 ? bar.figure / bar.limit : 0;
-  Json json = {{"verb", verb_},       {"what", "bar"},        {"of", bar.what},
-               {"to", bar.reference}, {"figure", bar.figure}, {"limit", bar.limit},
-               {"unit", bar.unit},    {"ratio", ratio}};
-  std::string text = fmt::format("{}: {:.4g} of {}", bar.what, ratio, bar.reference);
-  if (bar.bar) {
-    const bool met = bar.at_least ? ratio >= *bar.bar : ratio <= *bar.bar;
-    const char* const relation = bar.at_least ? "at least" : "at most";
-    json.update({{"bar", *bar.bar}, {"bar_is", relation}, {"met", met}});
-    text += fmt::format(" (bar: {} {:g}, {})", relation, *bar.bar, met ? "met" : "not met");
-  }
-  Write(json, out_->Styled(Style::kBold, text));
+  const bool met = bar.at_least ? ratio >= bar.bar : ratio <= bar.bar;
+  const char* const relation = bar.at_least ? "at least" : "at most";
+  const Json json = {
+      {"verb", verb_},        {"what", "bar"},      {"of", bar.what},   {"to", bar.reference},
+      {"figure", bar.figure}, {"limit", bar.limit}, {"unit", bar.unit}, {"ratio", ratio},
+      {"bar", bar.bar},       {"bar_is", relation}, {"met", met}};
+  Write(json, out_->Styled(Style::kBold,
+                           fmt::format("{}: {:.4g} of {} (bar: {} {:g}, {})", bar.what, ratio,
+                                       bar.reference, relation, bar.bar, met ? "met" : "not met")));
 }
 
 void BenchReport::AddFact(const std::string& what, const Json& members) {

@@ -15,11 +15,11 @@
 namespace cairn::tools {
 
 struct BenchRow {
-  std::string what;    // distinguishes the rows of a verb: "cold open", "fio write"
+  std::string what;    // distinguishes the rows of a verb: "cold open", "digest kernel"
   uint64_t run = 0;    // number of the repetition, from 1
   uint64_t bytes = 0;  // bytes that the operation processed; 0: only the time counts
   Measurement measured;
-  bool in_this_process = true;  // false: memory and processor time are not known (fio)
+  bool in_this_process = true;  // false: memory and processor time are not known
   Json extra = Json::object();  // further members of the JSON object
   std::string note;             // remarks for people about the row
 };
@@ -31,8 +31,8 @@ struct BenchBar {
   double figure = 0;      // in `unit`
   double limit = 0;       // in `unit`
   std::string unit;
-  std::optional<double> bar;  // for figure / limit; nothing: the ratio is only shown
-  bool at_least = false;      // the ratio should be at least `bar`; false: at most
+  double bar = 1;         // for figure / limit
+  bool at_least = false;  // the ratio should be at least `bar`; false: at most
 };
 
 /// Prints rows as soon as they are added, and remembers their rates and times.
@@ -44,8 +44,7 @@ class BenchReport {
   void Add(const BenchRow& row);
   /// Adds the ratio of the median rates of two kinds of rows, named by their `what`: it should be
   /// at least `least`. Adds nothing if one kind has no rows.
-  void AddRateBar(const std::string& what, const std::string& reference,
-                  std::optional<double> least);
+  void AddRateBar(const std::string& what, const std::string& reference, double least);
   /// Adds the ratio of the median times: it should be at most `most`. Adds nothing if one kind has
   /// no rows.
   void AddTimeBar(const std::string& what, const std::string& reference, double most);

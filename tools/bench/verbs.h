@@ -15,10 +15,8 @@ struct BenchOptions {
   uint64_t repeat = 1;
   uint64_t chunks = 1'000'000;  // open, commit
   uint64_t steps = 1;           // open
-  bool warm = false;            // open
   uint64_t ranks = 16'384;      // commit
   uint64_t bytes = 1 << 30;     // gpu
-  bool fio = false;             // gpu
   int device = 0;               // gpu
   std::string part;             // gpu; empty: all parts
 };
@@ -38,8 +36,8 @@ Result<void> BenchTableChild(const std::string& path, Output& out);
 /// Measures what rank 0 of a large job, whose other ranks are simulated, does to commit a step.
 Result<void> BenchCommit(const BenchOptions& options, BenchReport& report);
 
-/// Measures copies, digests, saves and loads of a GPU. Implemented in gpu_bench.cc, or in
-/// gpu_without_cuda.cc in builds without the CUDA layer. kFailedPrecondition: this machine has no
+/// Measures copies and digests of a GPU. Implemented in gpu.cc, or in gpu_without_cuda.cc in builds
+/// without the CUDA layer. kFailedPrecondition: this machine has no
 /// GPU. kUnimplemented: this build has no CUDA layer.
 Result<void> BenchGpu(const BenchOptions& options, BenchReport& report);
 

@@ -1,13 +1,23 @@
 // kv-bench gpu: copies over the bus, and digests. Each takes turns with the operation that limits
-// it.
+// it. bench/gpu.py measures saves and loads.
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
 #include <vector>
 
-#include "tools/bench/gpu_bench.h"
+#include "core/device/device.h"
+#include "cuda/backend.h"
+#include "cuda/measure.h"
+#include "tools/bench/measure.h"
+#include "tools/bench/verbs.h"
 #include "tools/common/quantities.h"
 
 namespace cairn::tools {
@@ -18,6 +28,41 @@ constexpr uint64_t kSmallTensors = 20'000;
 constexpr double kMinSmallBytes = 256;
 constexpr double kMaxSmallBytes = 256 << 10;
 constexpr uint64_t kDeviceAlignment = 512;  // as of PyTorch's allocator
+
+/// Ownership: borrows the options, the report and the backend. Threads: one.
+struct GpuBench {
+  const BenchOptions& options;
+  BenchReport& report;
+  core::DeviceBackend* backend = nullptr;  // the process's backend
+  std::unique_ptr<cuda::PlainGpu> plain;
+};
+
+void Describe(const GpuBench& bench) {
+  const cuda::GpuDescription& gpu = bench.plain->description();
+  bench.report.AddFact("device", {{"name", gpu.name},
+                                  {"device", bench.options.device},
+                                  {"memory_bytes", gpu.memory_bytes},
+                                  {"multiprocessors", gpu.multiprocessors},
+                                  {"driver_cuda", gpu.driver_cuda},
+                                  {"runtime_cuda", gpu.runtime_cuda}});
+}
+
+/// Returns a row of `bytes` in `seconds`.
+BenchRow GpuRow(const std::string& what, uint64_t run, uint64_t bytes, double seconds) {
+  BenchRow row{.what = what, .run = run, .bytes = bytes};
+  row.measured.seconds = seconds;
+  row.in_this_process = false;  // neither processor time nor memory was measured
+  return row;
+}
+
+/// Returns the seconds that `operation` takes by the clock of the host.
+Result<double> TimeOf(const std::function<Result<void>()>& operation) {
+  const auto begin = std::chrono::steady_clock::now();
+  CAIRN_TRY(operation());
+  return SecondsSince(begin);
+}
+
+// --- Copies
 
 /// A tensor on the device and its copy on the host.
 struct CopyRange {
@@ -57,18 +102,41 @@ CopyList SmallTensors(uint64_t max_bytes) {
   return list;
 }
 
+/// Page-locked host memory, whose deleter unlocks and frees it. kResourceExhausted: there is not
+/// enough memory, or it cannot be locked.
+Result<std::shared_ptr<std::byte>> LockMemory(core::DeviceBackend* backend, uint64_t bytes) {
+  constexpr uint64_t kPageBytes = 4096;
+  const uint64_t allocated_bytes = (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+  std::unique_ptr<std::byte, decltype(&std::free)> memory(
+      static_cast<std::byte*>(std::aligned_alloc(kPageBytes, allocated_bytes)), &std::free);
+  if (memory == nullptr) {
+    return Fail(ErrorCode::kResourceExhausted,
+                fmt::format("cannot allocate {} of memory; give fewer --bytes", HumanBytes(bytes)));
+  }
+  CAIRN_TRY(backend->Pin({memory.get(), bytes}));
+  return std::shared_ptr<std::byte>(memory.release(), [backend, bytes](std::byte* locked) {
+    backend->Unpin({locked, bytes});
+    std::free(locked);
+  });
+}
+
 /// Memory on the device and on the host, and a queue between them.
 struct BothSides {
   std::shared_ptr<core::DeviceQueue> queue;  // shared for its deleter
   std::unique_ptr<core::DeviceMemory> device;
-  LockedMemory host;
+  std::shared_ptr<std::byte> host;
+
+  std::span<std::byte> HostOf(const CopyRange& range) const {
+    return {host.get() + range.host_offset, range.length_bytes};
+  }
 };
 
 Result<BothSides> MakeBothSides(GpuBench& bench, const CopyList& list) {
   BothSides sides;
-  CAIRN_TRY_ASSIGN(sides.queue, bench.backend->OpenQueue(bench.device));
-  CAIRN_TRY_ASSIGN(sides.device, bench.backend->Allocate(bench.device, list.device_bytes));
-  CAIRN_TRY_ASSIGN(sides.host, LockedMemory::Make(bench.backend, list.device_bytes));
+  const int device = bench.options.device;
+  CAIRN_TRY_ASSIGN(sides.queue, bench.backend->OpenQueue(device));
+  CAIRN_TRY_ASSIGN(sides.device, bench.backend->Allocate(device, list.device_bytes));
+  CAIRN_TRY_ASSIGN(sides.host, LockMemory(bench.backend, list.device_bytes));
   sides.queue->JoinHostRanges(true);  // as saves and loads do; it is one allocation
   return sides;
 }
@@ -80,19 +148,18 @@ Result<void> AwaitAll(core::DeviceQueue& queue) {
 
 Result<void> CopyAllOut(const CopyList& list, const BothSides& sides, int device) {
   for (const CopyRange& range : list.ranges) {
-    CAIRN_TRY(
-        sides.queue->CopyOut({.dtype = core::DType::kUInt8,
-                              .shape = {range.length_bytes},
-                              .data = sides.device->data() + range.device_offset,
-                              .device = device},
-                             0, sides.host.bytes().subspan(range.host_offset, range.length_bytes)));
+    CAIRN_TRY(sides.queue->CopyOut({.dtype = core::DType::kUInt8,
+                                    .shape = {range.length_bytes},
+                                    .data = sides.device->data() + range.device_offset,
+                                    .device = device},
+                                   0, sides.HostOf(range)));
   }
   return AwaitAll(*sides.queue);
 }
 
 Result<void> CopyAllIn(const CopyList& list, const BothSides& sides, int device) {
   for (const CopyRange& range : list.ranges) {
-    CAIRN_TRY(sides.queue->CopyIn(sides.host.bytes().subspan(range.host_offset, range.length_bytes),
+    CAIRN_TRY(sides.queue->CopyIn(sides.HostOf(range),
                                   {core::DType::kUInt8,
                                    {range.length_bytes},
                                    {},
@@ -107,7 +174,7 @@ Result<void> CopyAllIn(const CopyList& list, const BothSides& sides, int device)
 Result<void> CopyBothWays(GpuBench& bench, const std::string& name, const CopyList& list,
                           double least) {
   CAIRN_TRY_ASSIGN(const BothSides sides, MakeBothSides(bench, list));
-  const std::span<std::byte> host = sides.host.bytes().first(list.payload_bytes);
+  const std::span<std::byte> host(sides.host.get(), list.payload_bytes);
   const std::string out = fmt::format("to host, {}", name);
   const std::string in = fmt::format("to device, {}", name);
   const std::string best = fmt::format(", cudaMemcpyAsync, {}", name);
@@ -121,11 +188,12 @@ Result<void> CopyBothWays(GpuBench& bench, const std::string& name, const CopyLi
     };
     CAIRN_TRY_ASSIGN(double seconds, bench.plain->CopyOut(sides.device->data(), host));
     add("to host" + best, seconds);
-    CAIRN_TRY_ASSIGN(seconds, TimeOf([&] { return CopyAllOut(list, sides, bench.device); }));
+    CAIRN_TRY_ASSIGN(seconds,
+                     TimeOf([&] { return CopyAllOut(list, sides, bench.options.device); }));
     add(out, seconds);
     CAIRN_TRY_ASSIGN(seconds, bench.plain->CopyIn(host, sides.device->data()));
     add("to device" + best, seconds);
-    CAIRN_TRY_ASSIGN(seconds, TimeOf([&] { return CopyAllIn(list, sides, bench.device); }));
+    CAIRN_TRY_ASSIGN(seconds, TimeOf([&] { return CopyAllIn(list, sides, bench.options.device); }));
     add(in, seconds);
   }
   bench.report.AddRateBar(out, "to host" + best, least);
@@ -133,20 +201,20 @@ Result<void> CopyBothWays(GpuBench& bench, const std::string& name, const CopyLi
   return {};
 }
 
-}  // namespace
-
-Result<void> BenchGpuCopies(GpuBench& bench) {
+/// Measures the copies of a device queue compared with cudaMemcpyAsync, for large tensors and for
+/// 20,000 small ones, in both directions.
+Result<void> BenchCopies(GpuBench& bench) {
   CAIRN_TRY(CopyBothWays(bench, "large tensors", LargeTensors(bench.options.bytes), 0.95));
   const CopyList small = SmallTensors(bench.options.bytes);
   return CopyBothWays(bench, fmt::format("{} small tensors", GroupedCount(small.ranges.size())),
                       small, 0.85);
 }
 
-Result<void> BenchGpuDigest(GpuBench& bench) {
+/// Measures the digest kernel compared with a kernel that only reads. Neither depends on the bytes,
+/// so the memory has any.
+Result<void> BenchDigest(GpuBench& bench) {
   const uint64_t bytes = bench.options.bytes;
-  CAIRN_TRY_ASSIGN(const auto memory, bench.backend->Allocate(bench.device, bytes));
-  CAIRN_TRY(bench.plain->Fill(memory->data(), bytes, 0x5a));
-  CAIRN_TRY(bench.plain->Synchronize());
+  CAIRN_TRY_ASSIGN(const auto memory, bench.backend->Allocate(bench.options.device, bytes));
   // Kernels are short, so there are enough runs for a stable median. The first run does not count.
   const uint64_t runs = std::max<uint64_t>(bench.options.repeat, 5);
   for (uint64_t run = 0; run <= runs; ++run) {
@@ -157,6 +225,26 @@ Result<void> BenchGpuDigest(GpuBench& bench) {
     bench.report.Add(GpuRow("digest kernel", run, bytes, digest));
   }
   bench.report.AddRateBar("digest kernel", "reading kernel", 0.8);
+  return {};
+}
+
+}  // namespace
+
+Result<void> BenchGpu(const BenchOptions& options, BenchReport& report) {
+  cuda::Register();
+  GpuBench bench{.options = options, .report = report};
+  auto backend = cuda::FindBackend();
+  if (!backend) {
+    return Fail(
+        backend.error().code,
+        fmt::format("no GPU can be measured here: {}; use a machine with a GPU and its driver",
+                    backend.error().message));
+  }
+  bench.backend = *backend;
+  CAIRN_TRY_ASSIGN(bench.plain, cuda::PlainGpu::Open(options.device));
+  Describe(bench);
+  if (options.part != "digest") CAIRN_TRY(BenchCopies(bench));
+  if (options.part != "copies") CAIRN_TRY(BenchDigest(bench));
   return {};
 }
 
