@@ -9,16 +9,6 @@
 
 namespace cairn::tools {
 
-struct DiskUsage {
-  uint64_t file_bytes = 0;          // sum of the lengths of the files
-  uint64_t allocated_bytes = 0;     // allocated blocks, as `du` counts them
-  uint64_t segment_file_bytes = 0;  // the part of file_bytes below segments/
-};
-
-/// Files that a concurrent writer removes during the scan are not counted. kUnavailable: a folder
-/// cannot be read.
-Result<DiskUsage> MeasureDiskUsage(const std::string& directory);
-
 /// Three significant digits: "0 B", "1023 B", "1.50 KiB", "12.3 MiB", "512 GiB".
 std::string HumanBytes(uint64_t bytes);
 /// Bytes per second, "1.50 GiB/s"; "-" if no time was measured.

@@ -3,10 +3,13 @@
 #include "tools/dump/contents_json.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <complex>
+#include <functional>
 #include <span>
 #include <variant>
 
@@ -52,6 +55,14 @@ Json PlainJson(const core::Value& value) {
       value);
 }
 
+std::vector<std::string> TagsOf(const kv::StepInfo& step, const kv::Tags& tags) {
+  std::vector<std::string> names;
+  for (const auto& [name, tagged] : tags) {
+    if (tagged == step.step) names.push_back(name);
+  }
+  return names;
+}
+
 std::string_view KindName(core::KeyChange::Kind kind) {
   static constexpr std::array<std::string_view, 3> kNames = {"added", "removed", "changed"};
   return kNames[static_cast<size_t>(kind)];
@@ -78,7 +89,7 @@ Json ElementJson(DType dtype, std::span<const std::byte> element) {
   return parsed.is_discarded() ? Json(nullptr) : parsed;  // null: an unknown dtype
 }
 
-Json StepJson(const kv::StepInfo& step) {
+Json StepJson(const kv::StepInfo& step, const kv::Tags* tags) {
   Json json = {{"step", step.step},
                {"created", IsoTime(step.created_unix_ns)},
                {"created_unix_ns", step.created_unix_ns},
@@ -102,25 +113,40 @@ Json StepJson(const kv::StepInfo& step) {
     for (const kv::Metric& metric : step.metrics) metrics[metric.name] = FloatJson(metric.value);
   }
   if (!step.note.empty()) json["note"] = JsonText(step.note);
+  const std::vector<std::string> names = tags ? TagsOf(step, *tags) : std::vector<std::string>();
+  if (!names.empty()) json["tags"] = names;
   return json;
 }
 
-std::vector<std::string> TagsOf(const kv::StepInfo& step, const kv::Tags& tags) {
-  std::vector<std::string> names;
-  for (const auto& [name, tagged] : tags) {
-    if (tagged == step.step) names.push_back(name);
-  }
-  return names;
+StepNotes::StepNotes(std::span<const kv::StepInfo> steps, const kv::Tags& tags)
+    : tags_(tags),
+      has_runs_(std::ranges::adjacent_find(steps, std::ranges::not_equal_to(),
+                                           &kv::StepInfo::run) != steps.end()),
+      has_notes_(std::ranges::any_of(steps, [](const kv::StepInfo& step) {
+        return !step.metrics.empty() || !step.note.empty();
+      })) {}
+
+void StepNotes::AppendColumns(std::vector<Column>& columns, bool flexible) const {
+  constexpr const char* kNotes = "METRICS AND NOTE";
+  if (has_runs_) columns.push_back(Left("RUN"));
+  if (!tags_.empty()) columns.push_back(Left("TAGS"));
+  if (has_notes_) columns.push_back(flexible ? Flexible(kNotes) : Left(kNotes));
 }
 
-std::string AnnotationsText(const kv::StepInfo& step) {
+void StepNotes::AppendCells(const kv::StepInfo& step, std::vector<Cell>& cells) const {
+  if (has_runs_) cells.emplace_back(step.run ? HexText(*step.run).substr(0, 8) : "-");
+  if (!tags_.empty()) {
+    cells.emplace_back(EscapeText(fmt::to_string(fmt::join(TagsOf(step, tags_), ", "))),
+                       Style::kCyan);
+  }
+  if (!has_notes_) return;
   std::vector<std::string> parts;
   for (const kv::Metric& metric : step.metrics) {
     parts.push_back(fmt::format("{}={:.6g}", EscapeText(metric.name), metric.value));
   }
   const std::string line = step.note.substr(0, step.note.find('\n'));
   if (!line.empty()) parts.push_back(EscapeText(line.substr(0, 60)));
-  return fmt::to_string(fmt::join(parts, "  "));
+  cells.emplace_back(fmt::to_string(fmt::join(parts, "  ")));
 }
 
 Json TensorJson(const core::TensorInfo& tensor, std::optional<uint64_t> step) {

@@ -27,11 +27,23 @@ Json FloatJson(double value);
 /// halves. Requires ElementBytes(dtype) bytes.
 Json ElementJson(schema::DType dtype, std::span<const std::byte> element);
 
-Json StepJson(const kv::StepInfo& step);
-/// The metrics, and the first line of the note.
-std::string AnnotationsText(const kv::StepInfo& step);
-/// The tags that name the step.
-std::vector<std::string> TagsOf(const kv::StepInfo& step, const kv::Tags& tags);
+/// `tags`, if they are given, contain the names of the step.
+Json StepJson(const kv::StepInfo& step, const kv::Tags* tags = nullptr);
+
+/// The columns RUN, TAGS and METRICS AND NOTE of steps, of which a table has those that any of its
+/// steps needs.
+class StepNotes {
+ public:
+  /// `tags` must outlive this object.
+  StepNotes(std::span<const kv::StepInfo> steps, const kv::Tags& tags);
+  void AppendColumns(std::vector<Column>& columns, bool flexible) const;
+  void AppendCells(const kv::StepInfo& step, std::vector<Cell>& cells) const;
+
+ private:
+  const kv::Tags& tags_;
+  bool has_runs_;
+  bool has_notes_;
+};
 
 /// FQN, dtype, shape, bytes and chunks. `step` is a member if it is given.
 Json TensorJson(const core::TensorInfo& tensor, std::optional<uint64_t> step = std::nullopt);

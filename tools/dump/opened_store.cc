@@ -85,17 +85,6 @@ Result<void> ForEachStatistics(const OpenedStore& opened, const kv::StepInfo& st
 /// Longer values are described by their length.
 constexpr uint64_t kMaxShownValueBytes = 16 << 20;
 
-Result<std::optional<core::StoredStatistics>> FindStatistics(const OpenedStore& opened,
-                                                             const core::KeyVersion& version) {
-  const core::KeyChange& change = version.change;
-  if (!change.is_tensor || change.kind == core::KeyChange::Kind::kRemoved) return std::nullopt;
-  CAIRN_TRY_ASSIGN(const core::TensorInfo tensor,
-                   opened.store->FindTensor(version.step, change.fqn));
-  CAIRN_TRY_ASSIGN(auto found,
-                   core::FindStatistics(opened.store->kv(), version.step, {&tensor, 1}));
-  return found.front();
-}
-
 Result<FoundKey> FindKey(const core::CheckpointStore& store, const kv::StepInfo& step,
                          const std::string& fqn) {
   auto tensor = store.FindTensor(step, fqn);

@@ -10,7 +10,6 @@
 #include <variant>
 
 #include "core/checkpoint_store.h"
-#include "core/inspect/compare.h"
 #include "core/inspect/stored_statistics.h"
 #include "core/state_dict/key_pattern.h"
 #include "core/step/contents.h"
@@ -49,10 +48,6 @@ using StatisticsVisitor =
     std::function<void(const core::TensorInfo&, const std::optional<core::StoredStatistics>&)>;
 Result<void> ForEachStatistics(const OpenedStore& opened, const kv::StepInfo& step,
                                const core::KeyPatterns& patterns, const StatisticsVisitor& visit);
-
-/// Returns what the save recorded about the values of a version; nothing of a plain value.
-Result<std::optional<core::StoredStatistics>> FindStatistics(const OpenedStore& opened,
-                                                             const core::KeyVersion& version);
 
 using FoundKey = std::variant<core::TensorInfo, core::ValueInfo>;
 /// Returns the key with this name. kNotFound: there is none; the error names similar keys.

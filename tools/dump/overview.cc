@@ -1,10 +1,13 @@
 // `kv-dump STORE`: a summary of a store.
 
 #include <fmt/format.h>
+#include <sys/stat.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <map>
 #include <sstream>
+#include <system_error>
 
 #include "core/step/contents.h"
 #include "kv/base/step_info.h"
@@ -27,6 +30,12 @@ struct DTypeShare {
   uint64_t bytes = 0;
 };
 
+struct DiskUsage {
+  uint64_t file_bytes = 0;          // sum of the lengths of the files
+  uint64_t allocated_bytes = 0;     // allocated blocks, as `du` counts them
+  uint64_t segment_file_bytes = 0;  // the part of file_bytes below segments/
+};
+
 /// Names and values.
 using Identity = std::vector<std::pair<std::string, std::string>>;
 
@@ -45,6 +54,27 @@ struct Overview {
   DiskUsage disk;
   std::vector<Error> notes;
 };
+
+/// Files that a concurrent writer removes during the scan are not counted. kUnavailable: a folder
+/// cannot be read.
+Result<DiskUsage> MeasureDiskUsage(const std::string& directory) {
+  namespace fs = std::filesystem;
+  DiskUsage usage;
+  std::error_code error;
+  fs::recursive_directory_iterator entries(directory, fs::directory_options::none, error);
+  for (; !error && entries != fs::recursive_directory_iterator(); entries.increment(error)) {
+    struct stat status{};
+    if (lstat(entries->path().c_str(), &status) != 0 || !S_ISREG(status.st_mode)) continue;
+    const auto bytes = static_cast<uint64_t>(status.st_size);
+    usage.file_bytes += bytes;
+    usage.allocated_bytes += static_cast<uint64_t>(status.st_blocks) * 512;
+    if (entries->path().parent_path().filename() == "segments") usage.segment_file_bytes += bytes;
+  }
+  if (error && error != std::errc::no_such_file_or_directory) {
+    return Fail(SystemError(error.value(), "listing the files of the store", directory));
+  }
+  return usage;
+}
 
 /// Returns the lines "format VALUE" and "uuid VALUE" of the object CAIRN, which is short and which
 /// the open has already checked.

@@ -2,10 +2,11 @@
 
 #include <fmt/format.h>
 
-#include <array>
 #include <cerrno>
 #include <cstdio>
+#include <map>
 #include <random>
+#include <string>
 
 #include "core/inspect/collect_report.h"
 #include "tools/common/exit_status.h"
@@ -13,7 +14,6 @@
 #include "tools/common/quantities.h"
 #include "tools/common/text.h"
 #include "tools/dump/opened_store.h"
-#include "tools/dump/report_findings.h"
 #include "tools/dump/report_page.h"
 #include "tools/dump/verbs.h"
 
@@ -37,13 +37,15 @@ Result<void> WriteFile(const std::string& path, std::string_view text) {
   return Fail(std::move(failure));
 }
 
-void PrintFindings(Output& out, const core::Report& report) {
-  // By level: bad, warning, good, info.
-  static constexpr std::array kStyles = {Style::kRed, Style::kYellow, Style::kGreen, Style::kBold};
-  for (const Finding& finding : FindingsOf(report)) {
-    const Style style = kStyles[static_cast<size_t>(finding.level)];
-    out.WriteLine(out.Styled(style, finding.title));
-    if (!finding.text.empty()) out.WriteLine("  " + finding.text);
+void PrintFindings(Output& out, const Json& findings) {
+  static const std::map<std::string, Style> kStyles = {{"bad", Style::kRed},
+                                                       {"warning", Style::kYellow},
+                                                       {"good", Style::kGreen},
+                                                       {"info", Style::kBold}};
+  for (const Json& finding : findings) {
+    out.WriteLine(out.Styled(kStyles.at(finding["level"]), finding["title"].get<std::string>()));
+    const std::string text = finding["text"];
+    if (!text.empty()) out.WriteLine("  " + text);
   }
 }
 
@@ -66,7 +68,7 @@ Result<int> DumpReport(const DumpRun& run) {
     const std::string page = ReportPage(JsonLine(document));
     CAIRN_TRY(WriteFile(run.file, page));
     if (!run.json) {
-      PrintFindings(*run.out, report);
+      PrintFindings(*run.out, document["findings"]);
       run.out->WriteLine(run.out->Styled(
           Style::kDim,
           fmt::format("{} written to {}", HumanBytes(page.size()), EscapeText(run.file))));

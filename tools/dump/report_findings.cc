@@ -4,9 +4,11 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
 #include <map>
+#include <optional>
 #include <ranges>
+#include <string>
+#include <vector>
 
 #include "tools/common/quantities.h"
 #include "tools/common/text.h"
@@ -16,6 +18,17 @@ namespace {
 
 using core::Report;
 using core::ReportModule;
+
+struct Finding {
+  enum class Level { kBad, kWarning, kGood, kInfo };
+  std::string_view topic;
+  Level level = Level::kInfo;
+  std::string title;
+  std::string text;
+  std::vector<std::string> details;
+  std::optional<size_t> module;
+  std::optional<uint64_t> step;
+};
 
 constexpr uint32_t kMaxNameBytes = 160;  // in the page, with escapes
 constexpr size_t kMaxDetails = 12;
@@ -293,11 +306,6 @@ void AddSpace(const Report& report, std::vector<Finding>& findings) {
 
 }  // namespace
 
-std::string_view LevelName(Finding::Level level) {
-  static constexpr std::array<std::string_view, 4> kNames = {"bad", "warning", "good", "info"};
-  return kNames[static_cast<size_t>(level)];
-}
-
 std::string ShortName(std::string_view name) {
   const auto bytes_in_page = [](std::string_view text) {
     uint32_t bytes = 0;
@@ -323,7 +331,7 @@ std::string ModulePath(const core::Report& report, size_t module) {
   return path.empty() ? "the smaller modules" : "the smaller parts of " + path;
 }
 
-std::vector<Finding> FindingsOf(const core::Report& report) {
+Json FindingsJson(const core::Report& report) {
   std::vector<Finding> findings;
   if (report.steps.empty()) findings.push_back({.title = "The store has no steps yet."});
   AddBadValues(report, findings);
@@ -334,7 +342,18 @@ std::vector<Finding> FindingsOf(const core::Report& report) {
   std::ranges::stable_sort(findings, {}, [](const Finding& finding) {
     return std::min(finding.level, Finding::Level::kGood);
   });
-  return findings;
+  constexpr const char* kLevels[] = {"bad", "warning", "good", "info"};
+  Json list = Json::array();
+  for (const Finding& finding : findings) {
+    Json& json = list.emplace_back(Json{{"topic", finding.topic},
+                                        {"level", kLevels[static_cast<size_t>(finding.level)]},
+                                        {"title", finding.title},
+                                        {"text", finding.text},
+                                        {"details", finding.details}});
+    if (finding.module) json["module"] = *finding.module;
+    if (finding.step) json["step"] = *finding.step;
+  }
+  return list;
 }
 
 }  // namespace cairn::tools

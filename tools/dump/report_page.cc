@@ -200,17 +200,6 @@ Json MetricsJson(const std::vector<kv::StepInfo>& steps) {
   return metrics;
 }
 
-Json FindingJson(const Finding& finding) {
-  Json json = {{"topic", finding.topic},
-               {"level", LevelName(finding.level)},
-               {"title", finding.title},
-               {"text", finding.text},
-               {"details", finding.details}};
-  if (finding.module) json["module"] = *finding.module;
-  if (finding.step) json["step"] = *finding.step;
-  return json;
-}
-
 Json SpaceJson(const core::ReportSpace& space) {
   std::vector<const kv::SegmentSpace*> order;
   for (const kv::SegmentSpace& segment : space.segments) order.push_back(&segment);
@@ -341,7 +330,7 @@ Json ReportJson(const core::Report& report, bool with_keys) {
                {"logical_bytes", logical},
                {"written_bytes", written},
                {"tensor_count", report.all_tensors},
-               {"findings", ListOf(FindingsOf(report), FindingJson)},
+               {"findings", FindingsJson(report)},
                {"notes", NotesJson(report)},
                {"timeline", TimelineJson(report.steps)},
                {"metrics", MetricsJson(report.steps)},

@@ -1,7 +1,11 @@
 #pragma once
-/// The rows of a verb, as a table or as one JSON document with a list.
+/// The rows of a verb, as a table or as one JSON document with a list, which may be too long to hold
+/// in memory:
+///   {"store": "runs/gpt", "step": 100, "keys": [
+///   {...},
+///   {...}
+///   ]}
 
-#include <optional>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -16,43 +20,33 @@ namespace cairn::tools {
 class Rows {
  public:
   /// The members of the object `head` precede the list `name` in the document.
-  Rows(const DumpRun& run, std::vector<Column> columns, const Json& head, std::string_view name)
-      : table_(run.out, std::move(columns)) {
-    if (run.json) list_.emplace(run.out, head, name);
-  }
+  Rows(const DumpRun& run, std::vector<Column> columns, const Json& head, std::string_view name);
 
   /// Adds a row: what `cells` returns to the table, or what `json` returns to the list.
   template <typename MakeCells, typename MakeJson>
   void Add(const MakeCells& cells, const MakeJson& json) {
-    is_empty_ = false;
-    if (list_) {
-      list_->Add(json());
+    if (json_) {
+      out_->Write(is_empty_ ? "\n" : ",\n");
+      out_->Write(JsonLine(json()));
     } else {
       table_.Add(cells());
     }
+    is_empty_ = false;
   }
   /// Adds a row that the JSON document does not have.
   void AddToTable(std::vector<Cell> cells) {
-    if (!list_) table_.Add(std::move(cells));
+    if (!json_) table_.Add(std::move(cells));
   }
   bool is_empty() const { return is_empty_; }
 
   /// Ends the output, a document with the members of `tail`, and returns `listed`. After an error,
   /// the rows before it are useful, and a document has a member "error".
-  Result<void> Finish(Result<void> listed = {}, const Json& tail = Json::object()) {
-    if (!list_) {
-      table_.Finish();
-    } else if (listed) {
-      list_->Finish(tail);
-    } else {
-      list_->Abandon(listed.error());
-    }
-    return listed;
-  }
+  Result<void> Finish(Result<void> listed = {}, const Json& tail = Json::object());
 
  private:
+  Output* out_;
+  bool json_;
   Table table_;
-  std::optional<JsonList> list_;
   bool is_empty_ = true;
 };
 

@@ -8,13 +8,18 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <ranges>
+#include <sstream>
+#include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <variant>
 #include <vector>
 
+#include "core/inspect/collect_report.h"
 #include "core/inspect/compare.h"
 #include "core/step/contents.h"
 #include "kv/read/snapshot.h"
@@ -26,8 +31,6 @@
 #include "tools/dump/array_text.h"
 #include "tools/dump/contents_json.h"
 #include "tools/dump/http_server.h"
-#include "tools/dump/key_search.h"
-#include "tools/dump/live_report.h"
 #include "tools/dump/opened_store.h"
 #include "tools/dump/report_page.h"
 #include "tools/dump/slice.h"
@@ -45,6 +48,184 @@ constexpr uint32_t kArrayColumns = 100;
 /// A distribution covers a sample of this size unless a request asks for everything.
 constexpr uint64_t kMaxSampleBytes = 64 << 20;
 constexpr uint64_t kMaxValueText = 1 << 20;
+
+// --- The report of a store that may change
+
+/// Threads: all members are safe.
+class LiveReport {
+ public:
+  /// `store` must outlive this object.
+  LiveReport(const core::CheckpointStore* store, bool all_steps)
+      : store_(store), all_steps_(all_steps), start_(fmt::format("{:x}", NowUnixNs())) {}
+
+  struct State {
+    std::string version;  // changes with each commit, delete and compaction
+    std::shared_ptr<const kv::Snapshot> snapshot;
+  };
+  /// Returns the committed state. Errors and cost: see Store::Latest.
+  Result<State> Latest() {
+    CAIRN_TRY_ASSIGN(auto snapshot, store_->kv().Latest());
+    const std::scoped_lock lock(state_mutex_);
+    if (snapshot != snapshot_) ++changes_;
+    snapshot_ = snapshot;
+    return State{fmt::format("{}-{}", start_, changes_), std::move(snapshot)};
+  }
+
+  /// Returns ReportJson with a member "live", which is collected again if the store has changed. A
+  /// report takes at most a tenth of the time of a core: while one is collected, and until nine
+  /// times as long has passed as this took, returns the last one. Errors: see core::CollectReport.
+  Result<std::shared_ptr<const std::string>> Current(const core::Progress& progress) {
+    CAIRN_TRY_ASSIGN(const State state, Latest());
+    std::unique_lock collecting(collect_mutex_, std::try_to_lock);
+    if (!collecting) {
+      // Only those wait who would get nothing.
+      if (auto last = Last().json) return last;
+      collecting.lock();
+    }
+    const Document last = Last();
+    if (last.json && (last.version == state.version || Clock::now() < next_collection_)) {
+      return last.json;
+    }
+    const Clock::time_point begin = Clock::now();
+    core::ReportOptions options{.progress = progress};
+    if (all_steps_) options.max_records = 0;
+    // A step that is committed meanwhile belongs to the next version, even if it is in this report.
+    const auto report = core::CollectReport(store_->kv(), options);
+    const Clock::time_point end = Clock::now();
+    next_collection_ = end + 9 * (end - begin);
+    CAIRN_TRY(report);
+    Json json = ReportJson(*report, /*with_keys=*/true);
+    json["live"] = {{"version", state.version}};
+    const std::scoped_lock lock(state_mutex_);
+    last_ = {state.version, std::make_shared<const std::string>(JsonLine(json))};
+    return last_.json;
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Document {
+    std::string version;
+    std::shared_ptr<const std::string> json;  // null: none yet
+  };
+
+  Document Last() {
+    const std::scoped_lock lock(state_mutex_);
+    return last_;
+  }
+
+  const core::CheckpointStore* store_;
+  const bool all_steps_;
+  const std::string start_;  // distinguishes this object from objects of other processes
+
+  std::mutex state_mutex_;
+  std::shared_ptr<const kv::Snapshot> snapshot_;  // the last one that was seen
+  uint64_t changes_ = 0;
+  Document last_;
+
+  std::mutex collect_mutex_;  // held by the thread that collects
+  Clock::time_point next_collection_;
+};
+
+// --- Keys of a step by parts of their names
+
+/// Words that a name contains in any order, without regard to the case of ASCII letters. No words
+/// match every name.
+class SearchWords {
+ public:
+  /// kInvalidArgument: more than 1 KiB, or more than 32 words.
+  static Result<SearchWords> Parse(std::string query) {
+    if (query.size() > 1 << 10) {
+      return Fail(ErrorCode::kInvalidArgument, "the words to search for have more than 1 KiB");
+    }
+    std::ranges::transform(query, query.begin(), LowerAscii);
+    std::istringstream text(query);
+    SearchWords result;
+    for (std::string word; text >> word;) result.words_.push_back(word);
+    if (result.words_.size() <= 32) return result;
+    return Fail(ErrorCode::kInvalidArgument, "there are more than 32 words to search for");
+  }
+  bool empty() const { return words_.empty(); }
+  bool Match(std::string_view name) const {
+    const auto equal = [](char a, char b) { return LowerAscii(a) == b; };
+    return std::ranges::all_of(words_, [&](const std::string& word) {
+      return word.size() <= name.size() && !std::ranges::search(name, word, equal).empty();
+    });
+  }
+
+ private:
+  std::vector<std::string> words_;  // in lower case
+};
+
+/// Threads: all members are safe.
+class KeySearch {
+ public:
+  /// `store` must outlive this object.
+  explicit KeySearch(const core::CheckpointStore* store) : store_(store) {}
+
+  struct Key {
+    std::string fqn;
+    bool is_tensor = true;
+  };
+  struct Found {
+    std::vector<Key> keys;  // the first ones, in key order
+    uint64_t matches = 0;
+    uint64_t key_count = 0;  // number of keys in the step
+  };
+  /// Keeps the names of the last step, up to 128 MiB, so that the next search of this step reads
+  /// nothing. Errors: see CheckpointStore::ForEachKey.
+  Result<Found> Find(const kv::StepInfo& step, const SearchWords& words, size_t limit) {
+    Found found;
+    const auto examine = [&](const Key& key) -> Result<void> {
+      if (found.key_count++ % kNamesPerCheck == 0 && CancelRequested()) {
+        return Fail(ErrorCode::kCancelled, "stopped on request");
+      }
+      if (!words.Match(key.fqn)) return {};
+      ++found.matches;
+      if (found.keys.size() < limit) found.keys.push_back(key);
+      return {};
+    };
+    std::unique_lock lock(mutex_);
+    if (names_ != nullptr && names_->step.HasRecordsOf(step)) {
+      const std::shared_ptr<const Names> names = names_;
+      lock.unlock();
+      for (const Key& key : names->keys) CAIRN_TRY(examine(key));
+      return found;
+    }
+    names_ = nullptr;
+    auto names = std::make_shared<Names>(Names{.step = step});
+    size_t kept_bytes = 0;
+    const auto add = [&](Key key) -> Result<void> {
+      CAIRN_TRY(examine(key));
+      kept_bytes += sizeof(Key) + key.fqn.size();
+      if (kept_bytes > kMaxKeptBytes) names = nullptr;
+      if (names != nullptr) names->keys.push_back(std::move(key));
+      return {};
+    };
+    CAIRN_TRY(store_->ForEachKey(
+        step, {},
+        [&](const core::TensorInfo& tensor) {
+          return tensor.hidden ? Result<void>() : add({tensor.fqn, /*is_tensor=*/true});
+        },
+        [&](const core::ValueInfo& value) { return add({value.fqn, /*is_tensor=*/false}); }));
+    names_ = std::move(names);
+    return found;
+  }
+
+ private:
+  static constexpr size_t kMaxKeptBytes = 128 << 20;  // of names and what belongs to them
+  static constexpr uint64_t kNamesPerCheck = 4096;
+  struct Names {
+    kv::StepInfo step;
+    std::vector<Key> keys;
+  };
+
+  const core::CheckpointStore* store_;
+  std::mutex mutex_;
+  // Null: no search yet, or the names of the step are too many.
+  std::shared_ptr<const Names> names_;
+};
+
+// --- The answers
 
 int HttpStatusOf(const Error& error) {
   switch (error.code) {
@@ -152,7 +333,7 @@ class LiveRequests {
   Result<std::string> Document(const HttpRequest& request) {
     if (request.path == "/api/report") {
       CAIRN_TRY_ASSIGN(const auto report, report_.Current(UntilCancelled()));
-      return report->json;
+      return *report;
     }
     static const std::map<std::string, Result<Json> (LiveRequests::*)(const HttpRequest&)> kOthers =
         {{"/api/state", &LiveRequests::State},
@@ -178,7 +359,7 @@ class LiveRequests {
               .body = EscapeText(report.error().ToString()) + "\n"};
     }
     return {.content_type = "text/html",
-            .body = LivePage((*report)->json),
+            .body = LivePage(**report),
             .policy = "frame-ancestors 'self'"};  // the page has its own, too
   }
 
@@ -221,8 +402,7 @@ class LiveRequests {
     CAIRN_TRY_ASSIGN(const kv::StepInfo step, FindStep(request, "step"));
     CAIRN_TRY_ASSIGN(const SearchWords words,
                      SearchWords::Parse(request.Parameter("query").value_or("")));
-    CAIRN_TRY_ASSIGN(const KeySearch::Found found,
-                     search_.Find(step, words, kMaxFoundKeys, UntilCancelled()));
+    CAIRN_TRY_ASSIGN(const KeySearch::Found found, search_.Find(step, words, kMaxFoundKeys));
     Json keys = Json::array();
     for (const KeySearch::Key& key : found.keys) {
       Json json = NamedJson(key.fqn);
@@ -336,6 +516,8 @@ class LiveRequests {
   LiveReport report_;
   KeySearch search_;
 };
+
+// --- The verb
 
 /// Takes the default port, or, if it is in use, any other one.
 Result<std::unique_ptr<HttpServer>> StartServer(const DumpRun& run,

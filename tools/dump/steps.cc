@@ -118,19 +118,13 @@ Result<int> DumpSteps(const DumpRun& run) {
   }
   CAIRN_TRY_ASSIGN(const auto snapshot, opened.store->kv().Latest());
   // Columns that few stores need are shown only if they have contents.
-  const bool has_tags = !snapshot->tags().empty();
-  const bool has_notes = std::ranges::any_of(
-      steps, [](const kv::StepInfo& step) { return !step.metrics.empty() || !step.note.empty(); });
+  const StepNotes notes(all_steps, snapshot->tags());
   const bool has_parents = HasOtherParents(all_steps);
-  const bool has_runs = std::ranges::adjacent_find(all_steps, std::ranges::not_equal_to(),
-                                                   &kv::StepInfo::run) != all_steps.end();
   std::vector<Column> columns = {Right("STEP"), Left("SAVED"),   Right("AGE"),    Right("RANKS"),
                                  Right("KEYS"), Right("CHUNKS"), Right("REUSED"), Right("LOGICAL"),
                                  Right("NEW"),  Right("BASE")};
   if (has_parents) columns.push_back(Right("PARENT"));
-  if (has_runs) columns.push_back(Left("RUN"));
-  if (has_tags) columns.push_back(Left("TAGS"));
-  if (has_notes) columns.push_back(Left("METRICS AND NOTE"));
+  notes.AppendColumns(columns, /*flexible=*/false);
   if (!run.where.empty()) {
     columns.push_back(Right("MATCHES"));
     columns.push_back(Flexible("FIRST MATCH"));
@@ -138,15 +132,12 @@ Result<int> DumpSteps(const DumpRun& run) {
   Rows rows(run, std::move(columns), {{"store", StoreText(opened)}}, "steps");
   const int64_t now = NowUnixNs();
   for (const kv::StepInfo& step : steps) {
-    const std::vector<std::string> tags = TagsOf(step, snapshot->tags());
     const auto found = matching.find(step.step);
     rows.Add(
         [&] {
           std::vector<Cell> cells = StepCells(step, now);
           if (has_parents) cells.emplace_back(ParentText(step, all_steps));
-          if (has_runs) cells.emplace_back(step.run ? HexText(*step.run).substr(0, 8) : "-");
-          if (has_tags) cells.emplace_back(fmt::to_string(fmt::join(tags, ", ")));
-          if (has_notes) cells.emplace_back(AnnotationsText(step));
+          notes.AppendCells(step, cells);
           if (found != matching.end()) {
             cells.emplace_back(GroupedCount(found->second.count));
             cells.emplace_back(EscapeText(found->second.first));
@@ -154,8 +145,7 @@ Result<int> DumpSteps(const DumpRun& run) {
           return cells;
         },
         [&] {
-          Json json = StepJson(step);
-          if (!tags.empty()) json["tags"] = tags;
+          Json json = StepJson(step, &snapshot->tags());
           if (found != matching.end()) {
             json["matching_tensors"] = found->second.count;
             json["first_match"] = JsonText(found->second.first);
