@@ -203,28 +203,6 @@ def test_a_dtype_that_the_format_lacks_is_refused_before_anything_is_written(adm
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("precious", ["notes.txt", ".git"])
-def test_a_directory_of_other_things_is_never_replaced(admin, model, tmp_path, precious):
-    imported(admin, tmp_path / "s", model)
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / precious).write_text("precious")
-    if precious == ".git":
-        (out / "config.json").write_text("{}")
-
-    options = "--format", "hf", "--overwrite"
-    assert "not replaced" in admin("export", tmp_path / "s", out, *options, status=2).err
-
-    assert (out / precious).read_text() == "precious"
-    assert not list(tmp_path.glob("*.tmp*"))
-
-
-def test_a_file_is_not_a_directory(admin, model, tmp_path):
-    imported(admin, tmp_path / "s", model)
-    words = "export", tmp_path / "s", model / "config.json", "--format", "hf"
-    assert "a model directory is a directory" in admin(*words, status=2).err
-
-
 def test_a_failed_export_leaves_nothing(admin, dump, model, tmp_path):
     store = tmp_path / "s"
     imported(admin, store, model)
@@ -244,71 +222,6 @@ def test_patterns_and_several_directories_are_refused(admin, model, tmp_path):
     assert admin("export", tmp_path / "s", tmp_path / "o", "model", "--format", "hf").status == 2
     words = "import", tmp_path / "s", "--step", 2, model, model, "--format", "hf"
     assert admin(*words).status == 2
-
-
-WEIGHTS = json.dumps({"model": {"prefix": "", "metadata": {"format": "pt"}}})
-HOSTILE = {
-    "parent": ({"../evil": b"x"}, WEIGHTS),
-    "parent inside": ({"a/../../evil": b"x"}, WEIGHTS),
-    "absolute": ({"/tmp/evil": b"x"}, WEIGHTS),
-    "empty part": ({"a//evil": b"x"}, WEIGHTS),
-    "hidden": ({".bashrc": b"x"}, WEIGHTS),
-    "newline": ({"evil\n": b"x"}, WEIGHTS),
-    "weights": ({"model.safetensors": b"x"}, WEIGHTS),
-    "text": ({"config.json": "text is not bytes"}, WEIGHTS),
-    "float tensor": ({"config.json": torch.ones(3)}, WEIGHTS),
-    "no file name": (b"x", WEIGHTS),
-    "stem": ({}, json.dumps({"../model": {"prefix": "", "metadata": {}}})),
-    "no prefix": ({}, json.dumps({"model": {"metadata": {}}})),
-    "list": ({}, "[]"),
-    "deep": ({}, "[" * 100_000),
-    "not a text": ({}, 7),
-    "same prefix": ({}, json.dumps(dict.fromkeys("ab", {"prefix": "", "metadata": {}}))),
-}
-
-
-@pytest.mark.parametrize("case", HOSTILE)
-def test_hostile_steps_write_nothing(admin, tmp_path, case):
-    files, weights = HOSTILE[case]
-    state = {"w": torch.ones(2), "__files__": files, "__weights__": weights}
-    store = into_store(tmp_path / "in" / "s", state)
-    (tmp_path / "to").mkdir()
-
-    admin("export", store, tmp_path / "to" / "out", "--format", "hf", status=2)
-
-    assert not list((tmp_path / "to").iterdir()) and not (tmp_path / "evil").exists()
-
-
-@pytest.mark.parametrize("name", ["__files__", "__files__.x", "__weights__", "unet.w"])
-def test_names_of_tensors_that_would_be_confused_are_refused(admin, tmp_path, name):
-    model = write_model(tmp_path / "m", {name: torch.ones(2)})
-    (model / "unet").mkdir()
-    save_file({"x": torch.ones(2)}, model / "unet" / "diffusion_pytorch_model.safetensors")
-
-    assert name in refused(admin, tmp_path / "s", model)
-
-
-def test_weights_next_to_the_usual_ones_are_left_out(admin, model, tmp_path):
-    save_file({"w": torch.ones(2)}, model / "consolidated.safetensors")
-    finished = imported(admin, tmp_path / "s", model)
-    assert "consolidated.safetensors" in finished.err
-
-    (model / "model.safetensors").unlink()
-    save_file({"w": torch.ones(2)}, model / "other.safetensors")
-    assert "several weights" in refused(admin, tmp_path / "t", model)
-
-
-def test_directories_without_weights_or_with_bad_ones_are_refused(admin, model, tmp_path):
-    index = model / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": {"absent": "model.safetensors"}}))
-    assert "in no shard" in refused(admin, tmp_path / "s", model)
-
-    index.write_text(json.dumps({"weight_map": {"w": "../../model.safetensors"}}))
-    assert "not a file next to it" in refused(admin, tmp_path / "s", model)
-
-    index.unlink()
-    (model / "model.safetensors").unlink()
-    assert "no *.safetensors file" in refused(admin, tmp_path / "s", model)
 
 
 def test_files_of_absurd_sizes_and_names_are_refused(admin, model, tmp_path):

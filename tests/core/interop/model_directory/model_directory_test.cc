@@ -152,17 +152,31 @@ TEST_F(ModelDirectoryTest, RefusesStepsThatAreNotAModel) {
   };
   const std::string good = R"({"model": {"prefix": "", "metadata": {}}})";
   EXPECT_THAT(refused("", nullptr), IsError(ErrorCode::kInvalidArgument, "not saved as a model"));
+  const std::string deep(100'000, '[');
   for (const char* damaged :
        {"[]", "{", R"({"../model": {"prefix": "", "metadata": {}}})", R"({"model": {}})",
         R"({"model": {"prefix": "", "metadata": {"a": 1}}})",
-        R"({"a": {"prefix": "", "metadata": {}}, "b": {"prefix": "", "metadata": {}}})"}) {
+        R"({"a": {"prefix": "", "metadata": {}}, "b": {"prefix": "", "metadata": {}}})",
+        deep.c_str()}) {
     EXPECT_THAT(refused(damaged, nullptr), IsError(ErrorCode::kDataLoss, "weights"));
   }
-  for (const char* name : {"../outside", "/absolute", "folder//file", ".hidden"}) {
+  for (const char* name :
+       {"../outside", "a/../../outside", "/absolute", "folder//file", ".hidden", "line\n"}) {
     EXPECT_THAT(refused(good, name), IsError(ErrorCode::kDataLoss, "inside of the"));
   }
   EXPECT_THAT(refused(good, "a.safetensors"), IsError(ErrorCode::kDataLoss, "weights"));
   EXPECT_THAT(refused(good, "a.txt", std::string("text")), IsError(ErrorCode::kDataLoss, "bytes"));
+
+  StateDict floats;
+  floats.root().Value(kModelWeightsKey, good);
+  floats.root().Map(kModelFilesKey).Tensor("a.txt", tensor.view());
+  Save(100, floats);
+  EXPECT_THAT(Export(100, "out"), IsError(ErrorCode::kDataLoss, "bytes"));
+  StateDict numbers;
+  numbers.root().Tensor("w", tensor.view());
+  numbers.root().Value(kModelWeightsKey, int64_t{7});
+  Save(101, numbers);
+  EXPECT_THAT(Export(101, "out"), IsError(ErrorCode::kDataLoss, "weights"));
 }
 
 TEST_F(ModelDirectoryTest, RefusesDirectoriesThatCannotBeReadCompletely) {
@@ -185,9 +199,11 @@ TEST_F(ModelDirectoryTest, RefusesDirectoriesThatCannotBeReadCompletely) {
 }
 
 TEST_F(ModelDirectoryTest, RefusesTensorsWithReservedNames) {
-  WriteWeights("model/model.safetensors", {"__weights__"});
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto reserved, ReadModelDirectory(Path("model")));
-  EXPECT_THAT(ModelDirectoryState(reserved), IsError(ErrorCode::kInvalidArgument, "reserved"));
+  for (const char* name : {"__weights__", "__files__", "__files__.x"}) {
+    WriteWeights("model/model.safetensors", {name});
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto reserved, ReadModelDirectory(Path("model")));
+    EXPECT_THAT(ModelDirectoryState(reserved), IsError(ErrorCode::kInvalidArgument, "reserved"));
+  }
   WriteWeights("model/model.safetensors", {"unet.conv"});
   WriteWeights("model/unet/model.safetensors", {"conv"});
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto ambiguous, ReadModelDirectory(Path("model")));
