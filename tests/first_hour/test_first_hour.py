@@ -37,16 +37,11 @@ def assert_writable_by_the_group(folder):
 
 
 @PAGES
-def test_in_a_directory_with_spaces(run_lines, tmp_path, page):
+def test_in_a_directory_with_spaces_under_a_umask_for_a_group(run_lines, tmp_path, page):
     home = tmp_path / "my first  run"
-    home.mkdir()
-    run_lines(page, cwd=home)
-
-
-@PAGES
-def test_under_a_umask_for_a_group(run_lines, tmp_path, page):
-    run_lines(page, cwd=tmp_path, umask=0o002)
-    assert_writable_by_the_group(tmp_path)
+    home.mkdir(mode=0o775)
+    run_lines(page, cwd=home, umask=0o002)
+    assert_writable_by_the_group(home)
 
 
 @PAGES

@@ -10,14 +10,14 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <barrier>
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <latch>
 #include <memory>
 #include <optional>
-#include <set>
+#include <string>
 #include <string_view>
 #include <thread>
 #include <utility>
@@ -159,21 +159,17 @@ Result<CheckResult> CheckPutIfAbsent(const CheckedStorages& storages) {
 /// returned true: the winners.
 Result<std::vector<bool>> Race(const std::function<Result<bool>(uint64_t racer)>& attempt) {
   std::array<Result<bool>, kRacerCount> results;
-  std::barrier start(kRacerCount);
   CAIRN_TRY(kv::CatchExhaustion("the racers", [&]() -> Result<void> {
+    std::latch start(1);
     std::vector<std::jthread> racers;
-    try {
-      for (uint64_t racer = 0; racer < kRacerCount; ++racer) {
-        racers.emplace_back([&, racer] {
-          start.arrive_and_wait();
-          results[racer] = attempt(racer);
-        });
-      }
-    } catch (...) {  // racers that have started wait for the others
-      for (uint64_t missing = racers.size(); missing < kRacerCount; ++missing) {
-        start.arrive_and_drop();
-      }
-      throw;
+    // Before the racers are joined, also if not all of them can be started.
+    const std::unique_ptr<std::latch, void (*)(std::latch*)> go(
+        &start, [](std::latch* waiting) { waiting->count_down(); });
+    for (uint64_t racer = 0; racer < kRacerCount; ++racer) {
+      racers.emplace_back([&, racer] {
+        start.wait();
+        results[racer] = attempt(racer);
+      });
     }
     return {};
   }));
@@ -369,15 +365,16 @@ Result<CheckResult> CheckReplacements(const CheckedStorages& storages) {
   return count.Describe();
 }
 
-/// Returns how long it takes until `storage` lists exactly `names`; nothing if it never does.
+/// Returns how long it takes until `storage` lists exactly `names`, which ascend; nothing if it
+/// never does.
 Result<std::optional<double>> AwaitListing(kv::Storage& storage,
-                                           const std::set<std::string>& names) {
+                                           const std::vector<std::string>& names) {
   const auto begin = steady_clock::now();
   double lag_seconds = 0;
   while (true) {
-    CAIRN_TRY_ASSIGN(const auto listed, storage.List("listing/"));
-    const std::set<std::string> found(listed.begin(), listed.end());
-    if (found.size() != listed.size()) {
+    CAIRN_TRY_ASSIGN(auto found, storage.List("listing/"));
+    std::ranges::sort(found);
+    if (std::ranges::adjacent_find(found) != found.end()) {
       return Fail(ErrorCode::kUnavailable, "a listing contains a name twice");
     }
     if (found == names) return lag_seconds;
@@ -388,28 +385,17 @@ Result<std::optional<double>> AwaitListing(kv::Storage& storage,
 }
 
 /// Runs `change(name)` for all names on several threads.
-Result<void> ChangeAll(const std::set<std::string>& names,
+Result<void> ChangeAll(const std::vector<std::string>& names,
                        const std::function<Result<void>(const std::string&)>& change) {
-  const std::vector<std::string> list(names.begin(), names.end());
-  std::atomic<size_t> next = 0;
-  std::atomic<bool> failed = false;
-  return kv::RunOnThreads(8, "the changes", [&](size_t) -> Result<void> {
-    for (size_t i = next++; i < list.size() && !failed; i = next++) {
-      Result<void> changed = change(list[i]);
-      if (!changed) {
-        failed = true;
-        return changed;
-      }
-    }
-    return {};
-  });
+  return kv::RunOnThreads(
+      names.size(), "the changes", [&](size_t i) { return change(names[i]); }, 8);
 }
 
 /// A long listing is complete, if need be after a while.
 Result<CheckResult> CheckListing(const CheckedStorages& storages) {
-  std::set<std::string> names;
+  std::vector<std::string> names;
   for (uint64_t i = 0; i < storages.rounds * 5; ++i) {
-    names.insert(fmt::format("listing/object-with-a-long-name-{:012}.root", i));
+    names.push_back(fmt::format("listing/object-with-a-long-name-{:012}.root", i));
   }
   CAIRN_TRY(ChangeAll(names, [&](const std::string& name) {
     return storages.first.PutIfAbsent(name, CheckBytes(16, 1));

@@ -1,5 +1,5 @@
 #pragma once
-/// Amounts in words: bytes, rates, durations, counts.
+/// Amounts and points in time in words: bytes, rates, durations, counts, local times.
 
 #include <cstdint>
 #include <string>
@@ -27,5 +27,13 @@ std::string Plural(uint64_t count, std::string_view one, std::string_view many);
 /// Parses "4GiB", "512M", "1.5 GB", "65536". K, M, G, T, P are powers of 1024, as are KiB, MiB,
 /// ...; KB, MB, GB, ... are powers of 1000. kInvalidArgument: anything else.
 Result<uint64_t> ParseBytes(std::string_view text);
+
+/// Local time, ISO 8601: "2026-03-01 12:00:05".
+std::string LocalTime(int64_t unix_ns);
+/// Local time with its zone, for JSON: "2026-03-01T12:00:05+01:00".
+std::string IsoTime(int64_t unix_ns);
+/// "just now", "12 s ago", "3 min ago", "5 h ago", "12 days ago", "in the future".
+std::string Age(int64_t unix_ns, int64_t now_unix_ns);
+int64_t NowUnixNs();
 
 }  // namespace cairn::tools

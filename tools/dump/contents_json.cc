@@ -14,8 +14,8 @@
 #include <variant>
 
 #include "core/tensor/element_statistics.h"
+#include "tools/common/quantities.h"
 #include "tools/common/text.h"
-#include "tools/common/timestamps.h"
 
 namespace cairn::tools {
 namespace {

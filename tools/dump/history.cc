@@ -18,7 +18,6 @@
 #include "tools/common/progress.h"
 #include "tools/common/quantities.h"
 #include "tools/common/text.h"
-#include "tools/common/timestamps.h"
 #include "tools/dump/contents_json.h"
 #include "tools/dump/opened_store.h"
 #include "tools/dump/rows.h"

@@ -21,7 +21,6 @@
 #include "kv/read/snapshot.h"
 #include "tools/common/exit_status.h"
 #include "tools/common/quantities.h"
-#include "tools/common/timestamps.h"
 #include "tools/dump/contents_json.h"
 #include "tools/dump/opened_store.h"
 #include "tools/dump/rows.h"
@@ -76,8 +75,8 @@ struct Lane {
   char bar = '|';
 };
 
-/// Draws the graph of steps: each step is above its parent, and otherwise newer ones are above older
-/// ones. ":" leads from an absent parent to the step from which it probably descends
+/// Draws the graph of steps: each step is above its parent, and otherwise newer ones are above
+/// older ones. ":" leads from an absent parent to the step from which it probably descends
 /// (core::FindDescent). The lines point to the steps of the nodes.
 class GraphDrawing {
  public:

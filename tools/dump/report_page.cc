@@ -18,7 +18,6 @@
 
 #include "tools/common/quantities.h"
 #include "tools/common/text.h"
-#include "tools/common/timestamps.h"
 #include "tools/dump/contents_json.h"
 #include "tools/dump/report_findings.h"
 

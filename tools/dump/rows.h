@@ -1,6 +1,6 @@
 #pragma once
-/// The rows of a verb, as a table or as one JSON document with a list, which may be too long to hold
-/// in memory:
+/// The rows of a verb, as a table or as one JSON document with a list, which may be too long to
+/// hold in memory:
 ///   {"store": "runs/gpt", "step": 100, "keys": [
 ///   {...},
 ///   {...}

@@ -11,6 +11,7 @@
 #include <mutex>
 #include <optional>
 #include <ranges>
+#include <set>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -26,8 +27,8 @@
 #include "tools/common/exit_status.h"
 #include "tools/common/json.h"
 #include "tools/common/progress.h"
+#include "tools/common/quantities.h"
 #include "tools/common/text.h"
-#include "tools/common/timestamps.h"
 #include "tools/dump/array_text.h"
 #include "tools/dump/contents_json.h"
 #include "tools/dump/http_server.h"
@@ -89,7 +90,8 @@ class LiveReport {
     const Clock::time_point begin = Clock::now();
     core::ReportOptions options{.progress = progress};
     if (all_steps_) options.max_records = 0;
-    // A step that is committed meanwhile belongs to the next version, even if it is in this report.
+    // A step that is committed in the meantime belongs to the next version, even if it is in this
+    // report.
     const auto report = core::CollectReport(store_->kv(), options);
     const Clock::time_point end = Clock::now();
     next_collection_ = end + 9 * (end - begin);
@@ -140,7 +142,7 @@ class SearchWords {
     std::ranges::transform(query, query.begin(), LowerAscii);
     std::istringstream text(query);
     SearchWords result;
-    for (std::string word; text >> word;) result.words_.push_back(word);
+    for (std::string word; text >> word;) result.words_.insert(word);
     if (result.words_.size() <= 32) return result;
     return Fail(ErrorCode::kInvalidArgument, "there are more than 32 words to search for");
   }
@@ -153,7 +155,7 @@ class SearchWords {
   }
 
  private:
-  std::vector<std::string> words_;  // in lower case
+  std::set<std::string> words_;  // in lower case
 };
 
 /// Threads: all members are safe.
