@@ -257,7 +257,7 @@ def test_kills_at_random_moments_change_nothing(path, tmp_path):
     moments = random.Random(45)
     whole = dict(run(tmp_path / "whole", None))
     found: list[tuple[int, str]] = []
-    for _ in range(6):
+    for _ in range(9):
         found += run(path, moments.randrange(1, 9))
     found += run(path, None)
     assert dict(found) == whole

@@ -11,12 +11,10 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from cairn_testing import assert_same, wait_until
 from dtensors import sharded_state
-from ranks import run_on_ranks, with_ranks
+from ranks import with_ranks
 from storages import Storage, failing, failures_of
 from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
 
 
 def state_of(step: int) -> dict:
@@ -71,32 +69,6 @@ def test_what_fails_on_one_rank_is_known_to_all_and_the_next_save_works(
             state = blank_state()
             dcp.load(state, storage_reader=reader)
             assert_is_step(state, step)
-
-
-def load_what_does_not_fit(rank: int, storage: Storage, path) -> list:
-    storage.save(state_of(1), path)
-    mesh = init_device_mesh("cpu", (4,))
-    wrong_rows = distribute_tensor(torch.zeros(7, 6), mesh, [Shard(0)], src_data_rank=None)
-    errors = []
-    for wrong in ({"none": 0}, {"rows": wrong_rows}, {"same": torch.zeros(4)}, {"same": 0}):
-        errors.append(failures_of(storage.load, wrong, path))
-    # One rank alone asks for what is not there.
-    wrong = {"step": 0, **({"none": torch.zeros(1)} if rank == 2 else {})}
-    errors.append(failures_of(storage.load, wrong, path))
-    errors.append(failures_of(storage.load, {"step": 0}, path / "nowhere"))
-    partial = DefaultLoadPlanner(allow_partial_load=True)
-    state = {**blank_state(), "none": rank}
-    storage.load(state, path, planner=partial)
-    assert state.pop("none") == rank
-    assert_is_step(state, 1)
-    return errors
-
-
-def test_what_does_not_fit_fails_alike(storage, path):
-    everywhere = [dict.fromkeys(range(4), name) for name in ("RuntimeError", "ValueError")]
-    want = [everywhere[0], *[everywhere[1]] * 3, {2: "RuntimeError"}]
-    want.append(dict.fromkeys(range(4), "AssertionError"))
-    assert run_on_ranks(load_what_does_not_fit, storage, path) == [want] * 4
 
 
 # Other ways to save -------------------------------------------------------------------------------

@@ -44,15 +44,7 @@ class HalfByResolve(DefaultSavePlanner):
         return data.half() if isinstance(data, torch.Tensor) else data
 
 
-class HalfByCopy(DefaultSavePlanner):
-    """Converts the complete state before anything is planned."""
-
-    def set_up_planner(self, state_dict, storage_meta=None, is_coordinator=False):
-        model = {name: tensor.half() for name, tensor in state_dict["model"].items()}
-        super().set_up_planner({**state_dict, "model": model}, storage_meta, is_coordinator)
-
-
-@pytest.mark.parametrize("planner_type", [HalfByTransform, HalfByResolve, HalfByCopy])
+@pytest.mark.parametrize("planner_type", [HalfByTransform, HalfByResolve])
 def test_a_save_planner_converts_tensors(storage, path, planner_type):
     state = state_of(1)
     state["model"]["w0"].fill_(1 / 3)
@@ -60,19 +52,6 @@ def test_a_save_planner_converts_tensors(storage, path, planner_type):
     got = storage.load(blank_state(), path)
     want = dict(state, model={name: w.half().float() for name, w in state["model"].items()})
     assert_same(got, want)
-
-
-class OldSignature(DefaultSavePlanner):
-    """A planner from before planners received the storage_meta."""
-
-    def set_up_planner(self, state_dict, is_coordinator):
-        super().set_up_planner(state_dict, None, is_coordinator)
-
-
-@pytest.mark.filterwarnings("ignore:The function definition for SavePlanner")
-def test_a_planner_of_the_old_signature_works(storage, path):
-    storage.save(state_of(3), path, planner=OldSignature())
-    assert_same(storage.load(blank_state(), path), state_of(3))
 
 
 # Planners that inherit nothing --------------------------------------------------------------------
