@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -101,9 +102,19 @@ def free_step(store: Store, wanted: int) -> int:
 
 
 def choose_step(store: Store, folder: Path, pattern: str) -> int:
-    """The step of a new checkpoint: the number at the end of the name of its folder, unless another
-    folder next to it refers to that step; otherwise the next free one, after the latest step if the
-    name has no number. `pattern`: the names of the pointer files in a folder."""
+    """The step of a checkpoint: the one that its folder refers to already; otherwise the number at
+    the end of the name of the folder, unless another folder next to it refers to that step;
+    otherwise the next free one, after the latest step if the name has no number. `pattern`: the
+    names of the pointer files in a folder."""
+    own = canonical_address(store.address)
+
+    def steps(files: Iterable[Path]) -> Iterator[int]:
+        found = (find_pointer(file) for file in files)
+        return (one.step for one in found if one and canonical_address(one.store) == own)
+
+    known = next(steps(sorted(folder.glob(pattern))), None)
+    if known is not None:
+        return known  # the checkpoint is saved again
     number = re.search(r"(\d+)$", folder.name)
     if number is None:
         latest = store.latest()
@@ -111,7 +122,5 @@ def choose_step(store: Store, folder: Path, pattern: str) -> int:
     wanted = int(number[1])
     if wanted not in store.steps():
         return wanted
-    found = (find_pointer(file) for file in folder.parent.glob(f"*/{pattern}"))
-    own = canonical_address(store.address)
-    used = {one.step for one in found if one and canonical_address(one.store) == own}
-    return free_step(store, wanted) if wanted in used else wanted
+    is_used = wanted in steps(folder.parent.glob(f"*/{pattern}"))
+    return free_step(store, wanted) if is_used else wanted

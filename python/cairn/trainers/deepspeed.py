@@ -31,13 +31,7 @@ from cairn._base.patterns import literal
 from cairn._open import open as open_store
 from cairn.errors import Invalid
 from cairn.store import SaveHandle, Store
-from cairn.trainers._pointers import (
-    Pointer,
-    choose_step,
-    find_pointer,
-    read_pointer,
-    write_pointer,
-)
+from cairn.trainers._pointers import Pointer, choose_step, read_pointer, write_pointer
 
 _TYPE = "deepspeed_type"
 _SCALERS = {one.__name__: one for one in (LossScaler, DynamicLossScaler)}
@@ -210,7 +204,7 @@ class CairnCheckpointEngine(CheckpointEngine):
             return None
         address = self._address or absolute_address(folder.parent / "cairn-store")
         store = self._opened(address)
-        chosen = [_choose_step(folder, address, store) if dist.get_rank() == 0 else 0]
+        chosen = [choose_step(store, folder, "*.pt") if dist.get_rank() == 0 else 0]
         dist.broadcast_object_list(chosen, src=0)
         step = chosen[0]
         names = {file: str(file.relative_to(folder).with_suffix("")) for file in files}
@@ -223,14 +217,6 @@ class CairnCheckpointEngine(CheckpointEngine):
         if self._store is None:
             self._store = open_store(address, mode="a")
         return self._store
-
-
-def _choose_step(folder: Path, address: str, store: Store) -> int:
-    for file in sorted(folder.glob("*.pt")):
-        known = find_pointer(file)
-        if known is not None and known.store == address:
-            return known.step  # the tag is saved again
-    return choose_step(store, folder, "*.pt")
 
 
 def _any_rank_has(value: bool) -> bool:

@@ -42,7 +42,7 @@ from megatron.core.dist_checkpointing.strategies.torch import (
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from cairn._base.addresses import absolute_address, canonical_address
+from cairn._base.addresses import absolute_address
 from cairn._base.patterns import literal
 from cairn._open import open as open_store
 from cairn.dcp import CairnReader, CairnWriter
@@ -128,15 +128,7 @@ class CairnSaveStrategy(SaveShardedStrategy):
         return Pointer(*chosen[0])
 
     def _place_of(self, folder: Path) -> Pointer:
-        try:
-            known = read_pointer(folder / POINTER)
-        except NotFound:
-            known = None
         address = self._address or absolute_address(folder.parent / "cairn-store")
-        if known is not None and (
-            self._address is None or canonical_address(known.store) == canonical_address(address)
-        ):
-            return known
         try:
             with open_store(address, alone=True) as store:
                 return Pointer(address, choose_step(store, folder, POINTER))
