@@ -62,21 +62,17 @@ def find_metadata(path: str) -> str:
 
 
 class DcpReader:
-    """Reads one checkpoint. `archives` and `unchecked` are complete after `read`."""
+    """Reads one checkpoint. `files`, `archives` and `unchecked` are complete after `read`."""
 
     def __init__(self, path: str, checker: Checker) -> None:
         self._path = find_metadata(path)
         self._checker = checker
-        self._files: dict[str, MappedFile] = {}
+        self.files: dict[str, MappedFile] = {}
         self._unclaimed: dict[str, int] = {}
         self._blobs: dict[tuple[str, int], dict[str, Any]] = {}
         self._taken: set[tuple[str, int, str]] = set()
         self.archives: list[Archive] = []
         self.unchecked: set[str] = set()
-
-    @property
-    def files(self) -> list[MappedFile]:
-        return list(self._files.values())
 
     def read(self) -> Any:
         """The nested state that was passed to `dcp.save`. Raises Corrupt, Invalid or NotFound."""
@@ -102,7 +98,7 @@ class DcpReader:
     def _read_places(self, data: dict[Any, Any]) -> dict[tuple[str, Any], dict[str, Any]]:
         places = {}
         for index, info in data.items():
-            key = _object(getattr(index, "key", None)).fields(_METADATA + "MetadataIndex")
+            key = _object(index).fields(_METADATA + "MetadataIndex")
             offset = key.get("offset")
             if type(key.get("fqn")) is not str or not (offset is None or is_shape(offset)):
                 raise Corrupt("a place in the metadata without a name")
@@ -126,10 +122,10 @@ class DcpReader:
         if place is None:
             raise Corrupt(f"the metadata has no place for its chunk at {offsets}")
         name, begin, size = place["relative_path"], place["offset"], place["length"]
-        if name not in self._files:
+        if name not in self.files:
             file = MappedFile(os.path.join(os.path.dirname(self._path), name))
-            self._files[name], self._unclaimed[name] = file, file.size
-        file = self._files[name]
+            self.files[name], self._unclaimed[name] = file, file.size
+        file = self.files[name]
         # Items do not share bytes. This bounds the state that one small item can become.
         self._unclaimed[name] -= size
         if begin + size > file.size or self._unclaimed[name] < 0:

@@ -20,9 +20,9 @@ from cairn._base.devices import HOST
 from cairn._base.devices import load as load_requests
 from cairn._base.dtypes import item_bytes
 from cairn._base.files import replacing
-from cairn._base.progress import showing
+from cairn._base.progress import Display, showing
 from cairn._interop.archives import ArchiveWriter
-from cairn._interop.report import conversion, count, say, shown, warn, write_step
+from cairn._interop.report import conversion, count, say, warn, write_step
 from cairn._interop.step_pickles import Leaves, Tensor, dump
 from cairn._tensors.sources import address_of, row_major
 from cairn.errors import NotFound
@@ -106,8 +106,8 @@ class Source:
         """The bytes of each tensor in order, in blocks, and shows the progress. A block is valid
         until the next one. Raises what a load raises."""
         total = sum(tensor.nbytes for tensor in tensors)
-        with shown("exporting") as line:
-            blocks = self._blocks(tensors, lambda: line(self.done, total))
+        with Display("exporting") as display:
+            blocks = self._blocks(tensors, lambda: display.update(self.done, total))
             for _, parts in itertools.groupby(blocks, itemgetter(0)):
                 yield (block for _, block in parts)
 

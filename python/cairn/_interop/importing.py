@@ -19,10 +19,10 @@ from argparse import Namespace
 from typing import Any
 
 from cairn import _cairn
-from cairn._base.progress import amount, showing
+from cairn._base.progress import Display, amount, showing
 from cairn._interop.archives import Archive, MappedFile, verify
 from cairn._interop.dcp_reader import DcpReader
-from cairn._interop.report import conversion, count, say, shown, warn, write_step
+from cairn._interop.report import conversion, count, say, warn, write_step
 from cairn._interop.states import Checker, described, join, located
 from cairn._load.conversions import ConversionOptions
 from cairn._load.read import Reader
@@ -79,7 +79,7 @@ def _import_from_torch(options: Namespace, rules: ConversionOptions | None) -> N
                 reader = DcpReader(path, checker)
                 states.append(reader.read())
                 archives += reader.archives
-                files += reader.files
+                files += reader.files.values()
                 unchecked |= reader.unchecked
             else:
                 with located(file=path):
@@ -89,8 +89,8 @@ def _import_from_torch(options: Namespace, rules: ConversionOptions | None) -> N
                     states.append(checker.check(value))
                 archives.append(archive)
                 files.append(archive.file)
-        with shown("checking") as line:
-            unchecked |= verify(archives, line)
+        with Display("checking") as display:
+            unchecked |= verify(archives, display.update)
         state = join(states, options.prefix)
     if options.index:
         _check_promised(options, _converted(state, None))
@@ -127,12 +127,12 @@ def _save(options: Namespace, batch: _cairn.Batch, files: list[MappedFile]) -> N
             raise NotFound(f"the store has no step {options.base}, the base (step {options.base})")
         reader.close()
     store = _cairn.Store(options.store, True, None)
-    with shown("importing") as line:
+    with Display("importing") as display:
 
         def progress(done: int, total: int) -> None:
             for file in files:
                 file.release()
-            line(done, total)
+            display.update(done, total)
 
         with showing(progress, "importing", 0):
             report = store.save(

@@ -39,7 +39,8 @@ class Name(str):
 
 
 class Object:
-    """A call that no plain value and no tensor is the result of; nothing was called."""
+    """A call that no plain value and no tensor is the result of; nothing was called. Also a dict's
+    key of a type that keys of states do not have. It is hashed by its identity."""
 
     __slots__ = ("name", "state")
 
@@ -51,15 +52,6 @@ class Object:
         if self.name != name or type(self.state) is not dict:
             raise Corrupt(f"an object of '{name}' is missing")
         return self.state
-
-
-class OtherKey:
-    """A dict's key of a type that keys of states do not have. It is hashed by its identity."""
-
-    __slots__ = ("key",)
-
-    def __init__(self, key: Any) -> None:
-        self.key = key
 
 
 class Storage(NamedTuple):
@@ -228,8 +220,8 @@ class Reader(pickle._Unpickler):  # type: ignore[name-defined]
             target.extend(items)
         elif type(target) in (dict, OrderedDict):
             for key, value in zip(items[::2], items[1::2], strict=True):
-                # The hash of other keys may recurse without a limit, so a wrapper replaces it.
-                target[key if type(key) in KEY_TYPES else OtherKey(key)] = value
+                # The hash of other keys may recurse without a limit.
+                target[key if type(key) in (*KEY_TYPES, Object) else Object("a key")] = value
         elif type(target) is not Object:
             raise Corrupt("the elements of something that is not a container")
 

@@ -4,26 +4,14 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
-from cairn._base.progress import Display, amount, three_digits
+from cairn._base.progress import amount, three_digits
 from cairn._load.conversions import ConversionOptions, conversion_of
 from cairn.convert import load_rules
 from cairn.errors import Invalid, NotFound, Unavailable
 
 _MAX_WARNINGS = 20
-
-
-@contextmanager
-def shown(task: str) -> Iterator[Callable[[int, int], None]]:
-    """A function that shows the progress of a task on a line, which is removed at the end."""
-    display = Display(task)
-    try:
-        yield display.update
-    finally:
-        display.clear()
 
 
 def conversion(options: Namespace) -> ConversionOptions | None:

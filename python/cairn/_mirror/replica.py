@@ -79,15 +79,11 @@ class Replica:
         """From now on, copies only from the store with this identity."""
         self._source_place = self._source_place._replace(uuid=uuid)
 
-    def target_uuid(self) -> str:
-        """The identity of the mirror. Requires that a copy has succeeded."""
+    @property
+    def target(self) -> _cairn.Store:
+        """The mirror. Requires that a copy has succeeded."""
         assert self._target is not None
-        return self._target.uuid()
-
-    def steps(self) -> list[int]:
-        """The steps of the mirror. Requires that a copy has succeeded."""
-        assert self._target is not None
-        return self._target.steps()
+        return self._target
 
     def prune(self, newest: int, pinned: set[int]) -> None:
         """Deletes the steps that the mirror does not keep, except for pinned ones. Requires that a
@@ -95,11 +91,10 @@ class Replica:
         mirror = self._mirror
         if mirror.keep_last + mirror.keep_every == 0:
             return
-        assert self._target is not None
-        steps = self._target.steps_to_delete(mirror.keep_last, mirror.keep_every, [], newest)
+        steps = self.target.steps_to_delete(mirror.keep_last, mirror.keep_every, [], newest)
         doomed = tuple(step for step in steps if step not in pinned)
         if doomed:
-            self._target.delete(doomed, False)
+            self.target.delete(doomed, False)
 
     def close(self) -> None:
         """Closes both stores. Errors are ignored: what was copied is committed."""

@@ -318,9 +318,10 @@ class MirrorWorker:
         """Lets the next mirror catch up once, and submits the step to it."""
         with self._changed:
             chain, self._following_chain = self._following_chain, []
-        following.expect_source(self._replica.target_uuid())
+        mirror = self._replica.target
+        following.expect_source(mirror.uuid())
         if chain:
-            following.catch_up([step for step in self._replica.steps() if step != job.step], chain)
+            following.catch_up([step for step in mirror.steps() if step != job.step], chain)
         if job.is_for_next:
             following.submit(job)
 

@@ -71,7 +71,7 @@ class Part:
         self._pid = os.getpid()
         self._thread = threading.current_thread()
         self._address = address
-        self._canonical_address = canonical_address(address)
+        self.canonical_address = canonical_address(address)
         self.store = _cairn.Store(address, True, None, session=session)
         self._native: _cairn.StepPart | None = _cairn.StepPart(self.store)
         self.has_other_ranks = False
@@ -86,10 +86,6 @@ class Part:
             )
         return self._native
 
-    def coordinate(self) -> None:
-        """Marks this as the coordinator's part, which a later save on this thread may close."""
-        coordinator_parts.register(self._canonical_address, self)
-
     def close(self) -> None:
         """Aborts what was not committed. May be called again. Raises Conflict, and aborts nothing,
         while another thread is saving."""
@@ -99,7 +95,7 @@ class Part:
             self._native.close()
             self.store.close()
         self._native = None
-        coordinator_parts.unregister(self._canonical_address, self)
+        coordinator_parts.unregister(self.canonical_address, self)
 
     def close_for_next_save(self) -> None:
         """Aborts what was not committed, for the next save of the same writer, possibly on another
@@ -129,7 +125,7 @@ def open_for_save(location: Location, overwrite: bool) -> Part:
         parent = os.path.dirname(canonical_address(location.address))
         os.makedirs(parent, exist_ok=True)
     part = Part(location.address)
-    part.coordinate()
+    coordinator_parts.register(part.canonical_address, part)  # a later save may close it
     try:
         _check_steps(location, part.store.steps(), overwrite)
         continue_from_loaded(part.store, location.step or 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Iterable
+from contextlib import suppress
 from typing import Any
 
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
@@ -301,14 +302,10 @@ class CairnWriter(Located, StorageWriter, AsyncStager):
         if part is None or part.has_other_ranks:
             return  # ranks that join later would fail too, without having failed themselves
         self._part = None
-        try:
+        with suppress(Exception):  # the part was not started; DCP reports the error to the others
             part.native.abort(str(error))
-        except Exception:
-            pass  # the part was not started; DCP reports the error to the others
-        try:
+        with suppress(Exception):  # the next open for writing cleans up
             part.close()
-        except Exception:
-            pass  # the next open for writing cleans up
 
     def _close(self) -> None:
         part, self._part = self._part, None

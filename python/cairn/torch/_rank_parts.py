@@ -33,7 +33,6 @@ class RankPart:
 
     def take(self) -> Any:
         """The state of this rank."""
-        raise NotImplementedError
 
     def read(self, native: _cairn.Store, step: int) -> Mapping[str, Any]:
         """What `load` needs of a step; nothing is changed. Raises NotFound if the step has no such
@@ -42,7 +41,6 @@ class RankPart:
 
     def load(self, found: Mapping[str, Any]) -> None:
         """Applies the result of `read`."""
-        raise NotImplementedError
 
     def is_in(self, native: _cairn.Store, step: int) -> bool:
         """Whether a step has such a part, of any number of ranks."""
