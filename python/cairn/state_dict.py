@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from cairn import _cairn
-from cairn._base import devices, dtypes
+from cairn._base import devices
 from cairn._base.devices import HOST, device_of
 from cairn._base.tree import TENSOR
 from cairn._ranks.ranks import Ranks, default_group, ranks_of, this_process
@@ -48,6 +48,7 @@ from cairn._ranks.sharded import (
     is_sharded,
 )
 from cairn._tensors.sources import Source, Sources, dtype_code, is_torch_tensor, row_major
+from cairn._tensors.targets import new_tensor
 from cairn.errors import refuse
 
 if TYPE_CHECKING:
@@ -101,26 +102,19 @@ class _Leaf(NamedTuple):
 
 
 def _batch(leaves: dict[str, Any]) -> _cairn.Batch:
-    """A batch of `_Leaf`s; None marks a leaf whose type the receiver determines."""
     batch = _cairn.flatten(leaves, lambda leaf, fqn: leaf.source, [])
     batch.take_keys_as_fqns()
     return batch
 
 
-def _is_reached(device: torch.device) -> bool:
-    """Whether C++ fills the memory of this device in place."""
-    return device.type == "cuda" and devices.reaches_cuda()
+def _new(code: int, shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """Memory that C++ fills: on the device if C++ can access it, otherwise in host memory."""
+    return new_tensor(code, shape, device if devices.is_reached(device) else None)
 
 
 def _memory(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int, int]:
     """Shape, strides, address and device of memory that C++ can access."""
     return tuple(tensor.shape), tuple(tensor.stride()), tensor.data_ptr(), device_of(tensor)
-
-
-def _tensor(moved: tuple[str, int, tuple[int, ...], torch.Tensor | None]) -> torch.Tensor:
-    _, code, shape, data = moved
-    dtype = dtypes.torch_dtype(code)
-    return torch.empty(shape, dtype=dtype) if data is None else data.view(dtype).view(shape)
 
 
 _PLAIN = (int, float, str, bytes, io.BytesIO, type(None))
@@ -164,9 +158,8 @@ def gather_state_dict(
 ) -> dict[str, Any]:
     """Returns the state with every sharded tensor as a complete plain tensor. Collective.
 
-    Plain tensors and values are the same objects as in this rank's state. Gathered tensors in host
-    memory share one region, which lives as long as any of them: ``clone()`` a tensor that outlives
-    the rest. Each byte is sent once to every rank that gets the state.
+    Plain tensors and values are the same objects as in this rank's state. Each byte is sent once to
+    every rank that gets the state.
 
     Args:
         pg: the process group, of which every rank calls this; by default the default group.
@@ -187,18 +180,18 @@ def gather_state_dict(
             ``pg``; a value of another type, with ``type_check`` (torch: ValueError).
         Unavailable: a rank died or did not respond in time.
     """
+
+    def home(value: Any) -> torch.device:
+        return torch.device("cpu") if cpu_offload else _home(value, device)
+
     with _ranks(pg) as ranks:
         is_wanted = not ranks_only or ranks.rank in ranks_only
         gathering, have_devices = ranks.run_together_with_devices(
-            lambda: _Gathering(
-                ranks, state_dict, type_check, device, on_devices=is_wanted and not cpu_offload
-            )
+            lambda: _Gathering(ranks, state_dict, type_check, home if is_wanted else None)
         )
         by_nccl = ranks.over_nccl(gathering.devices(), have_devices, device)
-        moved = gathering.move(ranks, ranks_only, by_nccl)
-        gathered = ranks.run_together(
-            lambda: gathering.gathered(moved, device, cpu_offload) if is_wanted else {}
-        )
+        gathering.move(ranks, ranks_only, by_nccl)
+        gathered = ranks.run_together(gathering.gathered)
     ranks.warn()
     if not is_wanted:
         return {}
@@ -215,60 +208,61 @@ class _Gathering:
     """One rank's side of a gather: its shards, and the memory for gathered tensors."""
 
     def __init__(
-        self, ranks: Ranks, state_dict: Any, type_check: bool, device: Any, *, on_devices: bool
+        self,
+        ranks: Ranks,
+        state_dict: Any,
+        type_check: bool,
+        home: Callable[[Any], torch.device] | None,
     ) -> None:
-        """``on_devices``: tensors that belong on a device are allocated there. Raises Invalid."""
-        self._shards = Shards(ranks)
-        self._sources = Sources(self._shards, devices=True)
-        self._values: dict[str, Any] = {}
+        """``home``: the device of the gathered form of a sharded tensor; None: this rank does not
+        get the state. Raises Invalid."""
         self._made: dict[str, tuple[int, torch.Tensor]] = {}
-        """Dtype code and new memory of the tensors that are gathered on devices."""
+        """Dtype code and new memory of the gathered tensors."""
+        self._homes: dict[str, tuple[int, torch.device]] = {}
+        """The id of their sharded form, and their device."""
+        shards = Shards(ranks)
+        sources = Sources(shards, devices=True)
         leaves: dict[str, _Leaf] = {}
 
         def tensor(value: Any, fqn: str) -> None:
-            if is_sharded(value):
-                name, source = self._describe(value, fqn)
-                self._values[name], leaves[name] = value, _Leaf(source)
-                home = _home(value, device)
-                if on_devices and _is_reached(home):
-                    made = torch.empty(global_shape_of(value), dtype=value.dtype, device=home)
-                    self._made[name] = source.dtype, made
+            if not is_sharded(value):
+                return
+            shard = shards.of(value, fqn)
+            if isinstance(shard, MeshShard):
+                members = value.device_mesh.mesh.flatten().tolist()
+            else:
+                members = shards.groups[fqn]
+            name = f"{min(members)}:{fqn}"  # distinct for copies on different meshes
+            leaves[name] = _Leaf(sources.sharded(shard, value, fqn))
+            if home is not None:
+                code, device = leaves[name].source.dtype, home(value)
+                self._made[name] = code, _new(code, global_shape_of(value), device)
+                self._homes[name] = id(value), device
 
         _rebuild(state_dict, tensor, type_check)
         self._batch = _batch(leaves)
 
-    def _describe(self, value: Any, fqn: str) -> tuple[str, Source]:
-        """The local shard, and a name that is distinct for copies on different meshes."""
-        shard = self._shards.of(value, fqn)
-        if isinstance(shard, MeshShard):
-            members = value.device_mesh.mesh.flatten().tolist()
-        else:
-            members = self._shards.groups[fqn]
-        return f"{min(members)}:{fqn}", self._sources.sharded(shard, value, fqn)
-
     def devices(self) -> set[int]:
         """The devices of this rank's shards and of the tensors that are gathered here."""
-        made = (device_of(tensor) for _, tensor in self._made.values())
-        return {*self._batch.devices(), *made}
+        made = {device_of(tensor) for _, tensor in self._made.values()}
+        return {*self._batch.devices(), *(made - {HOST})}
 
-    def move(self, ranks: Ranks, ranks_only: tuple[int, ...], by_nccl: bool) -> list[tuple]:
-        """Gathers, and returns what was received in host memory. Collective."""
-        targets = [(name, code, *_memory(made)) for name, (code, made) in self._made.items()]
+    def move(self, ranks: Ranks, ranks_only: tuple[int, ...], by_nccl: bool) -> None:
+        """Gathers. Collective."""
+        targets = [
+            (name, code, *_memory(made))
+            for name, (code, made) in self._made.items()
+            if made.numel()
+        ]
         communicator = ranks.communicator or _cairn.Communicator.alone()
         streams = devices.current_streams(self.devices())
-        return _cairn.gather_shards(
-            communicator, self._batch, ranks_only, targets, by_nccl, streams
-        )
+        _cairn.gather_shards(communicator, self._batch, ranks_only, targets, by_nccl, streams)
 
-    def gathered(
-        self, moved: list[tuple], device: Any, cpu_offload: bool
-    ) -> dict[int, torch.Tensor]:
-        """The gathered tensors on their final devices, by the id of the sharded tensor."""
-        result = {id(self._values[name]): made for name, (_, made) in self._made.items()}
-        for one in moved:
-            value, tensor = self._values[one[0]], _tensor(one)
-            result[id(value)] = tensor if cpu_offload else tensor.to(_home(value, device))
-        return result
+    def gathered(self) -> dict[int, torch.Tensor]:
+        """The gathered tensors on their devices, by the id of the sharded tensor."""
+        return {
+            value: self._made[name][1].to(device) for name, (value, device) in self._homes.items()
+        }
 
 
 def _home(like: Any, device: Any) -> torch.device:
@@ -345,10 +339,8 @@ def broadcast_state_dict(
         by_nccl = ranks.over_nccl(prepared.devices(), have_devices, device)
         communicator = ranks.communicator or _cairn.Communicator.alone()
         streams = devices.current_streams(prepared.devices())
-        moved = _cairn.broadcast_to_shards(
-            communicator, prepared.full, prepared.target, by_nccl, streams
-        )
-        ranks.run_together(lambda: prepared.put(moved, local_state_dict, device))
+        _cairn.broadcast_to_shards(communicator, prepared.full, prepared.target, by_nccl, streams)
+        ranks.run_together(lambda: prepared.put(local_state_dict, device))
     for key, one in announced.items():
         if one.dtype is None and key in local_state_dict:
             local_state_dict[key] = one.value
@@ -404,7 +396,7 @@ class _Transfer:
         tensors. Raises Invalid."""
         self._device = device
         self._made: dict[str, torch.Tensor] = {}
-        """New memory on devices, which `put` moves into the state, by short identifier."""
+        """New memory, which `put` moves into the state, by short identifier."""
         self._keys = {name: key for name, key in tensors.items() if local.get(key) is not None}
         shards = Shards(ranks)
         sources = Sources(shards, devices=True)
@@ -426,34 +418,28 @@ class _Transfer:
         """The devices of this rank's tensors."""
         return {*self.full.devices(), *self.target.devices()}
 
-    def _slot(self, name: str, value: Any, shards: Shards, full: _Announced) -> _Leaf | None:
+    def _slot(self, name: str, value: Any, shards: Shards, full: _Announced) -> _Leaf:
         """The target of the bytes, in the dtype in which they are sent."""
         key, dtype = self._keys[name], full.dtype
         code = dtype_code(dtype, key)
         if not is_sharded(value):
-            made = self._make(name, full.shape, dtype, self._device)
-            return None if made is None else _Leaf(Source(TENSOR, code, *_memory(made), made))
+            made = self._made[name] = _new(code, full.shape, self._device)
+            return _Leaf(Source(TENSOR, code, *_memory(made), made))
         shard = shards.of(value, key)
         if not isinstance(shard, MeshShard):
             return _Leaf(self._boxes(shard, value, key, dtype))
         local = shard.local
         shape = tuple(local.shape)
+        if not shard.is_here:
+            memory = shape, row_major(shape), 0, HOST
+            return _Leaf(Source(TENSOR, code, *memory, local, shard.native()))
         is_plain = local.dtype == dtype and not local.is_conj() and not local.is_neg()
-        if shard.is_here and is_plain and device_of(local) is not None:
-            kept = local.detach()  # another thread may give the tensor object other memory
-            return _Leaf(Source(TENSOR, code, *_memory(kept), kept, shard.native()))
-        place = self._device if local.is_meta else local.device
-        made = self._make(name, shape, dtype, place) if shard.is_here else None
-        if made is not None:
-            return _Leaf(Source(TENSOR, code, *_memory(made), made, shard.native()))
-        return _Leaf(Source(TENSOR, code, shape, row_major(shape), 0, HOST, local, shard.native()))
-
-    def _make(self, name: str, shape: Any, dtype: Any, device: torch.device) -> Any:
-        """New device memory that C++ fills; None if the bytes go to host memory first."""
-        if not _is_reached(device):
-            return None
-        self._made[name] = torch.empty(shape, dtype=dtype, device=device)
-        return self._made[name]
+        if is_plain and device_of(local) is not None:
+            made = local.detach()  # another thread may give the tensor object other memory
+        else:
+            place = self._device if local.is_meta else local.device
+            made = self._made[name] = _new(code, shape, place)
+        return _Leaf(Source(TENSOR, code, *_memory(made), made, shard.native()))
 
     def _boxes(self, shard: Any, value: Any, key: str, dtype: Any) -> Source:
         parts, owners = [], []
@@ -469,10 +455,9 @@ class _Transfer:
         sharding = (shard.global_shape, None, parts)
         return Source(TENSOR, dtype_code(dtype, key), (0,), (1,), 0, HOST, owners, sharding)
 
-    def put(self, moved: list[tuple], local: dict[str, Any], device: Any) -> None:
+    def put(self, local: dict[str, Any], device: Any) -> None:
         """Moves what was received in new memory into the local state."""
-        arrived = {one[0]: _tensor(one) for one in moved if one[0] not in self._made}
-        for name, tensor in (arrived | self._made).items():
+        for name, tensor in self._made.items():
             key = self._keys[name]
             value = local[key]
             if not is_dtensor(value):
@@ -525,8 +510,8 @@ def distribute_state_dict(
     names = {str(i): key for i, key in enumerate(local)}
     transfer = _Transfer(ranks, full_state_dict, slots, names, announced, torch.device(device))
     streams = devices.current_streams(transfer.devices())
-    moved = _cairn.distribute_to_shards(transfer.full, transfer.target, ranks.rank, streams)
-    transfer.put(moved, slots, device)
+    _cairn.distribute_to_shards(transfer.full, transfer.target, ranks.rank, streams)
+    transfer.put(slots, device)
     for key, value in full_state_dict.items():
         if not torch.is_tensor(value):
             local_state_dict[key] = value

@@ -1,19 +1,13 @@
 // Conversion of state dicts between shards and complete tensors, for cairn/state_dict.py.
 //
-// Functions raise the errors of core/collectives/state_dict_collectives.h. They return a list of
-// (FQN, dtype code, shape, bytes), where the bytes are a torch tensor of uint8 over memory that it
-// keeps alive, or None for tensors without elements. The memory of one call is one region, which
-// is freed with the last tensor in it. All require the GIL.
+// The caller gives the memory of all tensors. Functions raise the errors of
+// core/collectives/state_dict_collectives.h. All require the GIL.
 
 #include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
-#include <memory>
-#include <utility>
-#include <vector>
 
 #include "core/collectives/state_dict_collectives.h"
 #include "python/src/bindings.h"
@@ -26,59 +20,12 @@
 namespace cairn::python {
 namespace {
 
-using Bytes = nb::ndarray<nb::pytorch, uint8_t, nb::ndim<1>>;
-using Shared = std::shared_ptr<const core::HostState>;
-
-nb::object ToPyBytes(const Shared& owner, const core::TensorView& view, uint64_t length_bytes) {
-  if (length_bytes == 0) return nb::none();
-  nb::capsule keep(new Shared(owner),
-                   [](void* held) noexcept { delete static_cast<Shared*>(held); });
-  auto* const data = reinterpret_cast<uint8_t*>(const_cast<std::byte*>(view.data));
-  return nb::cast(Bytes(data, {length_bytes}, keep));
-}
-
-// Returns the tensors of `result` whose entry of `wanted` (by leaf) is true; all if it is empty.
-nb::list ToPyTensors(core::HostState result, const std::vector<bool>& wanted) {
-  const Shared owner = std::make_shared<const core::HostState>(std::move(result));
-  const core::StateDict& state = owner->state();
-  const auto leaves = Unwrap(core::FlattenTree(state.tree));
-  nb::list tensors;
-  for (size_t i = 0; i < leaves.size(); ++i) {
-    if (!core::IsTensor(state.tree.nodes[leaves[i].node].kind)) continue;
-    if (!wanted.empty() && !wanted[i]) continue;
-    const core::TensorView& view = state.tensors[state.slot[i]];
-    const uint64_t length_bytes = Unwrap(core::TensorBytes(view.dtype, view.shape));
-    tensors.append(nb::make_tuple(ToPyText(leaves[i].fqn), static_cast<uint8_t>(view.dtype),
-                                  ToPyNumbers(view.shape), ToPyBytes(owner, view, length_bytes)));
-  }
-  return tensors;
-}
-
-// Returns by leaf whether the call allocates memory for it.
-std::vector<bool> LeavesWithoutMemory(const core::StateDict& target) {
-  std::vector<bool> result;
-  for (const core::Node& node : target.tree.nodes) {
-    if (core::IsContainer(node.kind)) continue;
-    const uint32_t slot = target.slot[result.size()];
-    bool has_memory = false;
-    if (core::IsTensor(node.kind)) {
-      const auto sharding = target.shardings.find(slot);
-      has_memory = target.tensors[slot].data != nullptr ||
-                   (sharding != target.shardings.end() && sharding->second.mesh == nullptr);
-    }
-    result.push_back(!has_memory);
-  }
-  return result;
-}
-
-// Returns every sharded tensor of `state` as a complete tensor, on the ranks of `ranks_only` (on
-// all ranks if it is empty). Tensors of `targets`, tuples (FQN, dtype code, shape, strides,
-// address, device), are written to that memory and not returned; all others are in host memory.
-// Collective.
-nb::list GatherShards(CommunicatorBinding& communicator, const Batch& state, nb::handle ranks_only,
-                      nb::list targets, bool by_nccl, const Streams& streams) {
+// Writes every sharded tensor of `state`, complete, to its entry of `targets`: tuples (FQN, dtype
+// code, shape, strides, address, device), on the ranks of `ranks_only` (on all ranks if it is
+// empty). Collective.
+void GatherShards(CommunicatorBinding& communicator, const Batch& state, nb::handle ranks_only,
+                  nb::list targets, bool by_nccl, const Streams& streams) {
   core::GatherOptions options;
-  options.cpu_offload = true;
   options.streams = ToStreams(streams);
   for (const nb::handle item : targets) {
     const auto fields = nb::cast<nb::tuple>(item);
@@ -92,41 +39,29 @@ nb::list GatherShards(CommunicatorBinding& communicator, const Batch& state, nb:
   for (const uint64_t rank : FromPyNumbers(ranks_only)) {
     options.ranks_only.push_back(static_cast<int>(rank));
   }
-  auto gathered = communicator.Use([&](core::Communicator& ranks) -> Result<core::HostState> {
+  (void)Unwrap(communicator.Use([&](core::Communicator& ranks) -> Result<core::HostState> {
     CAIRN_TRY_ASSIGN(options.tensor_communicator, communicator.TensorCommunicator(by_nccl));
     return core::GatherStateDict(state.state, ranks, options);
-  });
-  std::vector<bool> wanted;
-  for (const core::Leaf& leaf : Unwrap(core::FlattenTree(state.state.tree))) {
-    wanted.push_back(!options.targets.contains(leaf.fqn));
-  }
-  return ToPyTensors(Unwrap(std::move(gathered)), wanted);
+  }));
 }
 
-// Distributes rank 0's tensors `full` to `target`: shards are written to their memory. Shards
-// without memory, and complete tensors for leaves of `target` that are plain values, are returned.
-// Collective.
-nb::list BroadcastToShards(CommunicatorBinding& communicator, const Batch& full, Batch& target,
-                           bool by_nccl, const Streams& streams) {
-  const std::vector<bool> wanted = LeavesWithoutMemory(target.state);
+// Copies rank 0's tensors `full` to the tensors and shards of `target`. Collective.
+void BroadcastToShards(CommunicatorBinding& communicator, const Batch& full, Batch& target,
+                       bool by_nccl, const Streams& streams) {
   core::BroadcastOptions options;
   options.streams = ToStreams(streams);
-  auto result = communicator.Use([&](core::Communicator& ranks) -> Result<core::HostState> {
+  (void)Unwrap(communicator.Use([&](core::Communicator& ranks) -> Result<core::HostState> {
     CAIRN_TRY_ASSIGN(options.tensor_communicator, communicator.TensorCommunicator(by_nccl));
     return core::BroadcastStateDict(full.state, core::StateTarget(target.state), ranks, options);
-  });
-  return ToPyTensors(Unwrap(std::move(result)), wanted);
+  }));
 }
 
 // BroadcastToShards for tensors `full` that every rank has. Not collective.
-nb::list DistributeToShards(const Batch& full, Batch& target, uint32_t rank,
-                            const Streams& streams) {
-  const std::vector<bool> wanted = LeavesWithoutMemory(target.state);
-  auto result = OutsideGil([&] {
+void DistributeToShards(const Batch& full, Batch& target, uint32_t rank, const Streams& streams) {
+  (void)Unwrap(OutsideGil([&] {
     return core::DistributeStateDict(full.state, core::StateTarget(target.state), rank,
                                      {.streams = ToStreams(streams)});
-  });
-  return ToPyTensors(Unwrap(std::move(result)), wanted);
+  }));
 }
 
 }  // namespace

@@ -45,6 +45,13 @@ def reaches_cuda() -> bool:
     return _cairn.device_problem() is None
 
 
+def is_reached(device: Any) -> bool:
+    """True for a device of torch, or its name, whose memory C++ fills directly."""
+    if device is None:
+        return False
+    return dtypes.require_torch().device(device).type == "cuda" and reaches_cuda()
+
+
 def current_streams(devices: Iterable[int]) -> Streams:
     """The current stream of each device, on this thread."""
     return [(device, _address_of(_cuda().current_stream(device))) for device in devices]

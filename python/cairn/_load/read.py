@@ -43,7 +43,8 @@ class Reader:
         self._native = native
         self._contents = contents
         self._device = device
-        self._reads_on_device = not mmap and not contents.is_converted and is_reached(device)
+        stays_on_host = mmap or contents.is_converted
+        self._reads_on_device = not stays_on_host and devices.is_reached(device)
         self._mmap = mmap
         self._verify = verify
         self._requests = _cairn.Requests()
@@ -211,14 +212,6 @@ def request_new(
     target = (info.dtype, row_major(info.shape), address, place)
     requests.add(info.fqn, None, info.shape, target)
     return memory
-
-
-def is_reached(device: Any) -> bool:
-    """True for a device whose memory C++ fills directly."""
-    if device is None:
-        return False
-    kind = dtypes.require_torch().device(device).type
-    return kind == "cuda" and devices.reaches_cuda()
 
 
 def _mapped_view(mapped: _cairn.Mapped, info: _cairn.TensorInfo, needs_torch: bool) -> Any:

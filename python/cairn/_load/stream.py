@@ -17,7 +17,7 @@ from cairn._base import devices
 from cairn._base.patterns import Patterns, pattern_list
 from cairn._base.tree import NUMPY_SCALAR, TENSOR
 from cairn._load.contents import contents_of
-from cairn._load.read import is_reached, request_new
+from cairn._load.read import request_new
 from cairn._opened.opened import Opened
 from cairn._tensors.contents import TensorLeaf, leaf_at
 from cairn.errors import Corrupt, Invalid, Unavailable
@@ -155,7 +155,7 @@ class _Read:
         )
 
     def _allocate(self, leaf: TensorLeaf) -> Any:
-        info, device = leaf.info, self._device if is_reached(self._device) else None
+        info, device = leaf.info, self._device if devices.is_reached(self._device) else None
         try:
             return request_new(self._requests, info, leaf.kind == TENSOR, device)
         except (MemoryError, ValueError, RuntimeError) as error:
