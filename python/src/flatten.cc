@@ -6,11 +6,13 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
 
 #include "core/state_dict/value.h"
+#include "python/src/bindings.h"
 #include "python/src/convert.h"
 #include "python/src/errors.h"
 #include "python/src/gil.h"
@@ -40,6 +42,12 @@ void ForEachDevice(const core::StateDict& state, uint32_t tensor, const Visit& v
   for (const core::ShardView& part : found->second.parts) visit(part.view.device);
 }
 
+// Flattens a state. Leaves that `patterns` (a list of str) do not match are left out. For leaves
+// that are neither plain values nor torch tensors that TorchAccess finds within `reach`, calls
+// `take(value, fqn)`. It returns either (node kind, dtype code, shape, strides in elements,
+// address, device, owner, sharding), where the sharding is None or has the form that ToSharding
+// accepts, or an object that FromPyValue accepts. Raises Invalid, and what `take` raises.
+// `key_of`: see WalkState.
 class Flattener {
  public:
   Flattener(nb::handle take, core::KeyPatterns patterns, TorchAccess::Reach reach,
@@ -124,16 +132,13 @@ class Flattener {
   Batch batch_;
 };
 
-// Returns the FQN and the index in `tensors` of each tensor, sorted by FQN.
-std::vector<std::pair<std::string, uint32_t>> TensorSlots(const core::StateDict& state) {
-  std::vector<core::Leaf> leaves = Unwrap(core::FlattenTree(state.tree));
-  std::vector<std::pair<std::string, uint32_t>> slots;
+// Calls `visit(FQN, whether it is a tensor, slot)` for each leaf, in tree order.
+template <typename Visit>
+void ForEachLeaf(const core::StateDict& state, const Visit& visit) {
+  const std::vector<core::Leaf> leaves = Unwrap(core::FlattenTree(state.tree));
   for (size_t i = 0; i < leaves.size(); ++i) {
-    if (!core::IsTensor(state.tree.nodes[leaves[i].node].kind)) continue;
-    slots.emplace_back(std::move(leaves[i].fqn), state.slot[i]);
+    visit(leaves[i].fqn, core::IsTensor(state.tree.nodes[leaves[i].node].kind), state.slot[i]);
   }
-  std::ranges::sort(slots);
-  return slots;
 }
 
 template <typename Numbers>
@@ -171,65 +176,67 @@ nb::tuple ToPyPlacements(const std::vector<core::Placement>& placements) {
   return nb::tuple(list);
 }
 
-}  // namespace
-
-nb::tuple Batch::Layout(bool values) const {
+// Returns how the leaves are distributed over ranks, as (meshes, leaves). A mesh is (sizes, ranks).
+// A leaf is (FQN, form, global shape, placements), in tree order. The form is the index of its
+// mesh, -1 for a complete tensor, and -2 for explicit boxes. With `values`, the leaves include
+// plain values, of the form -3.
+nb::tuple Layout(const Batch& batch, bool values) {
   constexpr int64_t kWhole = -1;
   constexpr int64_t kParts = -2;
   constexpr int64_t kValue = -3;
+  const core::StateDict& state = batch.state;
   MeshTable meshes;
   nb::list entries;
-  const std::vector<core::Leaf> leaves = Unwrap(core::FlattenTree(state.tree));
-  for (size_t i = 0; i < leaves.size(); ++i) {
-    const nb::object fqn = ToPyText(leaves[i].fqn);
-    const uint32_t slot = state.slot[i];
-    if (!core::IsTensor(state.tree.nodes[leaves[i].node].kind)) {
-      if (values) entries.append(nb::make_tuple(fqn, kValue, nb::make_tuple(), nb::make_tuple()));
-      continue;
+  ForEachLeaf(state, [&](const std::string& fqn, bool is_tensor, uint32_t slot) {
+    int64_t form = is_tensor ? kWhole : kValue;
+    if (!is_tensor && !values) return;
+    nb::tuple shape;
+    nb::tuple placements;
+    const auto found = is_tensor ? state.shardings.find(slot) : state.shardings.end();
+    if (found != state.shardings.end()) {
+      const core::Sharding& sharding = found->second;
+      form = sharding.mesh == nullptr ? kParts : meshes.IndexOf(*sharding.mesh);
+      shape = ToPyNumbers(sharding.global_shape);
+      placements = ToPyPlacements(sharding.placements);
+    } else if (is_tensor) {
+      shape = ToPyNumbers(state.tensors[slot].shape);
     }
-    const auto found = state.shardings.find(slot);
-    if (found == state.shardings.end()) {
-      entries.append(
-          nb::make_tuple(fqn, kWhole, ToPyNumbers(state.tensors[slot].shape), nb::make_tuple()));
-      continue;
-    }
-    const core::Sharding& sharding = found->second;
-    const int64_t form = sharding.mesh == nullptr ? kParts : meshes.IndexOf(*sharding.mesh);
-    entries.append(nb::make_tuple(fqn, form, ToPyNumbers(sharding.global_shape),
-                                  ToPyPlacements(sharding.placements)));
-  }
+    entries.append(nb::make_tuple(ToPyText(fqn), form, shape, placements));
+  });
   return nb::make_tuple(meshes.meshes(), entries);
 }
 
-nb::list Batch::LongValues() const {
+// Returns (FQN, kind, bytes) of each long value.
+nb::list LongValues(const Batch& batch) {
+  const core::StateDict& state = batch.state;
   nb::list values;
   if (std::ranges::none_of(state.values, core::IsLong)) return values;
-  const std::vector<core::Leaf> leaves = Unwrap(core::FlattenTree(state.tree));
-  for (size_t i = 0; i < leaves.size(); ++i) {
-    if (core::IsTensor(state.tree.nodes[leaves[i].node].kind)) continue;
-    const core::Value& value = state.values[state.slot[i]];
-    if (!core::IsLong(value)) continue;
-    values.append(
-        nb::make_tuple(ToPyText(leaves[i].fqn), value.index(), core::BytesOf(value).size()));
-  }
+  ForEachLeaf(state, [&](const std::string& fqn, bool is_tensor, uint32_t slot) {
+    if (is_tensor || !core::IsLong(state.values[slot])) return;
+    const core::Value& value = state.values[slot];
+    values.append(nb::make_tuple(ToPyText(fqn), value.index(), core::BytesOf(value).size()));
+  });
   return values;
 }
 
-void Batch::LeaveToFirst(nb::list fqns) {
+// Leaves the bytes of these long values, a list of FQNs, to rank 0, which has equally long ones of
+// the same kind. Requires a rank above 0.
+void LeaveToFirst(Batch& batch, nb::list fqns) {
   std::set<std::string> left;
   for (const nb::handle fqn : fqns) left.insert(FromPyText(nb::borrow<nb::str>(fqn)));
   if (left.empty()) return;
-  const std::vector<core::Leaf> leaves = Unwrap(core::FlattenTree(state.tree));
-  for (size_t i = 0; i < leaves.size(); ++i) {
-    if (core::IsTensor(state.tree.nodes[leaves[i].node].kind)) continue;
-    core::Value& value = state.values[state.slot[i]];
-    if (left.contains(leaves[i].fqn)) value = Unwrap(core::WithoutBytes(value));
-  }
+  ForEachLeaf(batch.state, [&](const std::string& fqn, bool is_tensor, uint32_t slot) {
+    if (is_tensor || !left.contains(fqn)) return;
+    core::Value& value = batch.state.values[slot];
+    value = Unwrap(core::WithoutBytes(value));
+  });
 }
 
-void Batch::TakeKeysAsFqns() {
-  std::vector<core::Node>& nodes = state.tree.nodes;
-  const std::vector<uint32_t> parents = Unwrap(core::internal::ParentsOf(state.tree));
+// Makes the keys of the top-level dict the beginnings of FQNs as they are, for callers that have
+// joined keys themselves.
+void TakeKeysAsFqns(Batch& batch) {
+  std::vector<core::Node>& nodes = batch.state.tree.nodes;
+  const std::vector<uint32_t> parents = Unwrap(core::internal::ParentsOf(batch.state.tree));
   for (size_t i = 1; i < nodes.size(); ++i) {
     if (parents[i] == 0 && core::NameOf(nodes[i]) != nodes[i].key) {
       nodes[i].form = core::KeyForm::kVerbatim;
@@ -237,23 +244,27 @@ void Batch::TakeKeysAsFqns() {
   }
 }
 
-void Batch::SetSharding(nb::str fqn, nb::handle sharding) {
+// Replaces the sharding of a tensor. `sharding` has the form that ToSharding accepts. Raises
+// Invalid if there is no such tensor.
+void SetSharding(Batch& batch, nb::str fqn, nb::handle sharding) {
   const std::string name = FromPyText(fqn);
-  const auto slots = TensorSlots(state);
-  const auto found =
-      std::ranges::lower_bound(slots, name, {}, &std::pair<std::string, uint32_t>::first);
-  if (found == slots.end() || found->first != name) ThrowInvalid("no such tensor", name);
-  state.shardings[found->second] = ToSharding(sharding, state.tensors[found->second].dtype);
+  std::optional<uint32_t> tensor;
+  ForEachLeaf(batch.state, [&](const std::string& each, bool is_tensor, uint32_t slot) {
+    if (is_tensor && each == name) tensor = slot;
+  });
+  if (!tensor) ThrowInvalid("no such tensor", name);
+  batch.state.shardings[*tensor] = ToSharding(sharding, batch.state.tensors[*tensor].dtype);
 }
 
-nb::list Batch::Sizes() const {
+// Returns (FQN, bytes, address on this rank) of each leaf. The bytes are those of the complete
+// tensor, or of a long value; other values have none, and no value has an address.
+nb::list Sizes(const Batch& batch) {
+  const core::StateDict& state = batch.state;
   nb::list sizes;
-  const std::vector<core::Leaf> leaves = Unwrap(core::FlattenTree(state.tree));
-  for (size_t i = 0; i < leaves.size(); ++i) {
+  ForEachLeaf(state, [&](const std::string& fqn, bool is_tensor, uint32_t slot) {
     uint64_t bytes = 0;
     uintptr_t address = 0;
-    const uint32_t slot = state.slot[i];
-    if (!core::IsTensor(state.tree.nodes[leaves[i].node].kind)) {
+    if (!is_tensor) {
       if (core::IsLong(state.values[slot])) bytes = core::BytesOf(state.values[slot]).size();
     } else {
       const core::TensorView& view = state.tensors[slot];
@@ -263,10 +274,35 @@ nb::list Batch::Sizes() const {
       bytes = Unwrap(core::TensorBytes(view.dtype, shape));
       address = reinterpret_cast<uintptr_t>(view.data);
     }
-    sizes.append(nb::make_tuple(ToPyText(leaves[i].fqn), bytes, address));
-  }
+    sizes.append(nb::make_tuple(ToPyText(fqn), bytes, address));
+  });
   return sizes;
 }
+
+// Returns the devices that contain parts of the state, in ascending order; empty if all is in host
+// memory.
+std::vector<int> Devices(const Batch& batch) {
+  std::set<int> devices;
+  for (uint32_t i = 0; i < batch.state.tensors.size(); ++i) {
+    ForEachDevice(batch.state, i, [&](int device) { devices.insert(device); });
+  }
+  devices.erase(core::kHostDevice);
+  return {devices.begin(), devices.end()};
+}
+
+// Returns the owners of tensors in device memory, for callers that use it after the batch is
+// destroyed.
+nb::list DeviceOwners(const Batch& batch) {
+  nb::list found;
+  for (uint32_t i = 0; i < batch.state.tensors.size(); ++i) {
+    bool on_device = false;
+    ForEachDevice(batch.state, i, [&](int device) { on_device |= device != core::kHostDevice; });
+    if (on_device) found.append(batch.owners[i]);
+  }
+  return found;
+}
+
+}  // namespace
 
 std::function<Result<void>()> Batch::MemoryCheck(const core::StateTree& tree) const {
   return [this, &tree]() -> Result<void> {
@@ -284,30 +320,28 @@ std::function<Result<void>()> Batch::MemoryCheck(const core::StateTree& tree) co
   };
 }
 
-std::vector<int> Batch::Devices() const {
-  std::set<int> devices;
-  for (uint32_t i = 0; i < state.tensors.size(); ++i) {
-    ForEachDevice(state, i, [&](int device) {
-      if (device != core::kHostDevice) devices.insert(device);
-    });
-  }
-  return {devices.begin(), devices.end()};
-}
-
-nb::list Batch::DeviceOwners() const {
-  nb::list found;
-  for (uint32_t i = 0; i < state.tensors.size(); ++i) {
-    bool on_device = false;
-    ForEachDevice(state, i, [&](int device) { on_device |= device != core::kHostDevice; });
-    if (on_device) found.append(owners[i]);
-  }
-  return found;
-}
-
-Batch Flatten(nb::handle state, nb::handle take, nb::list patterns, TorchAccess::Reach reach,
-              nb::object key_of) {
-  const CollectionPause pause;
-  return Flattener(take, ParsePatterns(patterns), reach, std::move(key_of)).Run(state);
+void BindBatch(nb::module_& m) {
+  nb::class_<Batch> batch(m, "Batch");
+  batch.def("__len__", [](const Batch& self) { return self.state.slot.size(); })
+      .def("layout", &Layout, nb::arg("values") = false)
+      .def("sizes", &Sizes)
+      .def("long_values", &LongValues)
+      .def("leave_to_first", &LeaveToFirst, nb::arg("fqns"))
+      .def("set_sharding", &SetSharding)
+      .def("take_keys_as_fqns", &TakeKeysAsFqns)
+      .def("devices", &Devices)
+      .def("device_owners", &DeviceOwners);
+  BindRankSamples(batch);
+  m.def(
+      "flatten",
+      [](nb::handle state, nb::handle take, nb::list patterns, bool devices, nb::object key_of) {
+        const CollectionPause pause;
+        const auto reach = devices ? TorchAccess::Reach::kDevices : TorchAccess::Reach::kHost;
+        if (key_of.is_none()) key_of = nb::object();
+        return Flattener(take, ParsePatterns(patterns), reach, std::move(key_of)).Run(state);
+      },
+      nb::arg("state").none(), nb::arg("take"), nb::arg("patterns"), nb::arg("devices") = false,
+      nb::arg("key_of") = nb::none());
 }
 
 }  // namespace cairn::python

@@ -35,23 +35,19 @@ nb::list ToPyFqns(const std::vector<std::string>& texts) {
 
 nb::tuple Check(const StoreBinding& self, const StepContents& contents, const Batch& batch,
                 const Streams& streams) {
-  core::StateCheck check;
-  self.RunWatched([&](core::CheckpointStore& store, SignalWatch& watch) -> Result<void> {
-    CAIRN_TRY_ASSIGN(check, core::CheckState(store.kv(), contents.all(), batch.state, store.rank(),
-                                             watch.AsProgress(), ToStreams(streams)));
-    return {};
-  });
+  const core::StateCheck check =
+      self.UseWatched([&](core::CheckpointStore& store, SignalWatch& watch) {
+        return core::CheckState(store.kv(), contents.all(), batch.state, store.rank(),
+                                watch.AsProgress(), ToStreams(streams));
+      });
   return nb::make_tuple(ToPyFindings(check.different), ToPyFindings(check.not_comparable),
                         ToPyFqns(check.missing), ToPyFqns(check.unexpected), check.compared_bytes,
                         check.bytes_read, check.different_bytes);
 }
 
 nb::list FindDamaged(const StoreBinding& self, const StepContents& contents) {
-  std::vector<Error> found;
-  self.RunWatched([&](core::CheckpointStore& store, SignalWatch& watch) -> Result<void> {
-    CAIRN_TRY_ASSIGN(found, core::FindDamagedTensors(store, contents.step(), contents.tensors(),
-                                                     watch.AsProgress()));
-    return {};
+  std::vector<Error> found = self.UseWatched([&](core::CheckpointStore& store, SignalWatch& watch) {
+    return core::FindDamagedTensors(store, contents.step(), contents.tensors(), watch.AsProgress());
   });
   nb::list errors;
   for (Error& error : found) {
@@ -64,16 +60,13 @@ nb::list FindDamaged(const StoreBinding& self, const StepContents& contents) {
 bool HasEqualChunks(const StoreBinding& self, const kv::StepInfo& step, nb::str a, nb::str b) {
   const std::string one = FromPyText(a);
   const std::string other = FromPyText(b);
-  bool are_equal = false;
-  self.RunWatched([&](core::CheckpointStore& store, SignalWatch&) -> Result<void> {
+  return self.Use([&](core::CheckpointStore& store) -> Result<bool> {
     CAIRN_TRY_ASSIGN(const auto chunks, store.Chunks(step, one));
     CAIRN_TRY_ASSIGN(const auto others, store.Chunks(step, other));
-    are_equal = std::ranges::equal(chunks, others, [](const auto& x, const auto& y) {
+    return std::ranges::equal(chunks, others, [](const auto& x, const auto& y) {
       return x.box == y.box && x.digest == y.digest;
     });
-    return {};
   });
-  return are_equal;
 }
 
 }  // namespace

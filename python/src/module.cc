@@ -27,10 +27,8 @@
 #include "python/src/flatten.h"
 #include "python/src/gil.h"
 #include "python/src/keyword_arguments.h"
-#include "python/src/load_plan.h"
 #include "python/src/placements.h"
 #include "python/src/progress_function.h"
-#include "python/src/save_handle_binding.h"
 #include "python/src/step_contents.h"
 #include "python/src/store_binding.h"
 
@@ -60,30 +58,7 @@ void BindRecords(nb::module_& m) {
   nb::class_<Mesh>(m, "Mesh").def("__init__", [](Mesh* self, nb::handle sizes, nb::handle ranks) {
     new (self) Mesh(Mesh::Make(sizes, ranks));
   });
-  nb::class_<Batch>(m, "Batch")
-      .def("__len__", [](const Batch& self) { return self.state.slot.size(); })
-      .def("layout", &Batch::Layout, nb::arg("values") = false)
-      .def("layout_digest", &Batch::LayoutDigest)
-      .def("take_samples", &Batch::TakeSamples, nb::arg("shift"), nb::arg("complete"),
-           nb::arg("values"), nb::arg("tensors"), nb::arg("streams"))
-      .def("sample_sums", &Batch::SampleSums, nb::arg("groups"), nb::arg("group_count"))
-      .def("samples", &Batch::Samples)
-      .def("sizes", &Batch::Sizes)
-      .def("long_values", &Batch::LongValues)
-      .def("leave_to_first", &Batch::LeaveToFirst, nb::arg("fqns"))
-      .def("set_sharding", &Batch::SetSharding)
-      .def("take_keys_as_fqns", &Batch::TakeKeysAsFqns)
-      .def("devices", &Batch::Devices)
-      .def("device_owners", &Batch::DeviceOwners);
-  m.def(
-      "flatten",
-      [](nb::handle state, nb::handle take, nb::list patterns, bool devices, nb::object key_of) {
-        using Reach = TorchAccess::Reach;
-        return Flatten(state, take, patterns, devices ? Reach::kDevices : Reach::kHost,
-                       key_of.is_none() ? nb::object() : key_of);
-      },
-      nb::arg("state").none(), nb::arg("take"), nb::arg("patterns"), nb::arg("devices") = false,
-      nb::arg("key_of") = nb::none());
+  BindBatch(m);
   m.def(
       "check_save",
       [](uint64_t, const Batch& batch, nb::kwargs options) {
@@ -125,31 +100,12 @@ void BindRecords(nb::module_& m) {
       .def_prop_ro("place", &ToPyPlace);
 }
 
-void BindLoading(nb::module_& m) {
+void BindContents(nb::module_& m) {
   nb::class_<LongValue>(m, "LongValue")
       .def_prop_ro("type", [](const LongValue& self) { return core::TypeName(self.info.value); })
       .def_prop_ro("nbytes", [](const LongValue& self) {
         return std::get<core::ChunkedValue>(self.info.value).length_bytes;
       });
-  m.def(
-      "load_values",
-      [](const nb::list& values) {
-        std::vector<core::ValueInfo> infos;
-        for (const nb::handle value : values) {
-          infos.push_back(nb::cast<const LongValue&>(value).info);
-        }
-        const auto& first = nb::cast<const LongValue&>(values[0]);
-        nb::cast<const StoreBinding&>(first.store).LoadValues(first.step, infos);
-        nb::list loaded;
-        for (core::ValueInfo& info : infos) {
-          loaded.append(ToPyValue(info.value));
-          info.value = std::monostate();  // so that few are in memory twice
-        }
-        return loaded;
-      },
-      nb::arg("values"),
-      "The Python object, or the Pickle, of each of at least one LongValue of a step, which have "
-      "different FQNs. Raises Corrupt.");
   nb::class_<StepContents>(m, "Contents")
       .def(nb::init<const StepContents&, const Batch&, nb::dict, nb::dict, nb::object>(),
            nb::arg("stored"), nb::arg("state"), nb::arg("shared"), nb::arg("long_values"),
@@ -164,55 +120,12 @@ void BindLoading(nb::module_& m) {
       .def("fqns", &StepContents::ToPyFqns)
       .def("find_tensor", &StepContents::FindTensor)
       .def("build", &StepContents::Build, nb::arg("leaves"), nb::arg("rebuild"));
-  nb::class_<Requests>(m, "Requests")
-      .def(nb::init<>())
-      .def("__len__", [](const Requests& self) { return self.list.size(); })
-      .def("add", &Requests::Add, nb::arg("fqn"), nb::arg("offsets").none(), nb::arg("sizes"),
-           nb::arg("target"))
-      .def("devices", &Requests::Devices)
-      .def("check_memory", &Requests::CheckMemory)
-      .def("targets",
-           [](const Requests& self, const StoreBinding& store) {
-             const auto opened = store.Share();
-             return self.Targets(opened ? opened->rank() : 0);
-           })
-      .def("whole_fqns", &Requests::WholeFqns)
-      .def("set_holders", &Requests::SetHolders);
-  nb::class_<LoadPlan>(m, "LoadPlan")
-      .def(nb::init<const StepContents&, nb::handle, nb::list, nb::list, bool>(),
-           nb::keep_alive<1, 2>(), nb::arg("contents"), nb::arg("state").none(),
-           nb::arg("patterns"), nb::arg("skipped") = nb::list(), nb::arg("strip_wrappers") = false)
-      .def("missing", &LoadPlan::Missing)
-      .def("unexpected", &LoadPlan::Unexpected)
-      .def("matches", &LoadPlan::matches)
-      .def("tied", &LoadPlan::Tied)
-      .def("doubles", &LoadPlan::Doubles)
-      .def("subclasses", &LoadPlan::Subclasses)
-      .def("request_contiguous", &LoadPlan::RequestContiguous)
-      .def("request", &LoadPlan::RequestLeaf, nb::arg("leaf"), nb::arg("strides"),
-           nb::arg("address"), nb::arg("device"), nb::arg("has_base") = true)
-      .def("request_shard", &LoadPlan::RequestShard)
-      .def("node", &LoadPlan::ToPyNode)
-      .def_prop_ro("requests", &LoadPlan::requests);
-  m.def(
-      "without_wrappers", [](nb::str fqn) { return ToPyText(WithoutWrappers(FromPyText(fqn))); },
-      nb::arg("fqn"));
   m.def(
       "close_name",
       [](const std::string& name, const std::vector<std::string>& names) {
         return core::FindCloseName(name, names);
       },
       nb::arg("name"), nb::arg("names"));
-}
-
-void BindHandles(nb::module_& m) {
-  nb::class_<SaveHandleBinding>(m, "SaveHandle")
-      .def("wait_staged", &SaveHandleBinding::WaitStaged)
-      .def("make_stream_wait", &SaveHandleBinding::MakeStreamWait, nb::arg("device"),
-           nb::arg("stream"))
-      .def("wait", &SaveHandleBinding::Wait, nb::arg("timeout") = nb::none())
-      .def("done", &SaveHandleBinding::done)
-      .def("report", &SaveHandleBinding::Report);
 }
 
 void BindScrub(nb::module_& m) {
@@ -299,12 +212,13 @@ NB_MODULE(_cairn, m) {
   m.attr("DTYPES") = cairn::python::DTypeTable();
   cairn::python::BindReports(m);
   cairn::python::BindRecords(m);
-  cairn::python::BindLoading(m);
-  cairn::python::BindHandles(m);
+  cairn::python::BindContents(m);
   cairn::python::BindScrub(m);
   cairn::python::BindCommunicator(m);
   auto store = cairn::python::StoreBinding::Bind(m);
   cairn::python::BindInspection(store);
+  cairn::python::BindLoading(m, store);
+  cairn::python::BindLoadPlan(m);
   cairn::python::BindNewTensors(m, store);
   cairn::python::BindConversions(m);
   cairn::python::BindCollectives(m);

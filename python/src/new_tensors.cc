@@ -24,7 +24,8 @@
 #include "python/src/convert.h"
 #include "python/src/errors.h"
 #include "python/src/gil.h"
-#include "python/src/load_plan.h"
+#include "python/src/loading.h"
+#include "python/src/step_contents.h"
 #include "python/src/store_binding.h"
 #include "python/src/torch_access.h"
 
@@ -238,12 +239,17 @@ NumpyBytes AsNumpyBytes(nb::handle_t<Mapped> self) {
   return NumpyBytes(bytes.data(), {bytes.size()}, self);
 }
 
+core::UncheckedMap MapBytes(const StoreBinding& store, const kv::StepInfo& step,
+                            const std::vector<std::string>& fqns) {
+  return store.Use([&](core::CheckpointStore& opened) { return opened.MapUnchecked(step, fqns); });
+}
+
 // Returns a list and a MapCheck. The list has for each TensorInfo of `tensors` a Mapped, or None if
 // its bytes cannot be mapped.
 nb::tuple MapTensors(const StoreBinding& store, const kv::StepInfo& step, nb::list tensors) {
   std::vector<std::string> fqns;
   for (nb::handle info : tensors) fqns.push_back(nb::cast<const core::TensorInfo&>(info).fqn);
-  core::UncheckedMap mapped = store.MapBytes(step, fqns);
+  core::UncheckedMap mapped = MapBytes(store, step, fqns);
   nb::list wrapped;
   for (auto& tensor : mapped.tensors) {
     wrapped.append(tensor ? nb::cast(Mapped{*std::move(tensor)}) : nb::none());
@@ -260,7 +266,7 @@ nb::tuple MapNewTensors(const StoreBinding& store, const StepContents& contents)
   std::vector<std::string> fqns;
   fqns.reserve(leaves.size());
   for (const uint32_t leaf : leaves) fqns.push_back(contents.fqn(leaf));
-  core::UncheckedMap mapped = store.MapBytes(contents.step(), fqns);
+  core::UncheckedMap mapped = MapBytes(store, contents.step(), fqns);
   const TorchAccess torch;
   const CollectionPause pause;
   for (size_t i = 0; i < leaves.size(); ++i) {

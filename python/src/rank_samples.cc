@@ -1,6 +1,9 @@
 // Digests of what ranks should hold in equal form, and of the layout of what they hold.
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <array>
@@ -16,6 +19,7 @@
 #include "core/device/device.h"
 #include "core/tensor/strided_copy.h"
 #include "kv/base/digest.h"
+#include "python/src/bindings.h"
 #include "python/src/convert.h"
 #include "python/src/errors.h"
 #include "python/src/flatten.h"
@@ -167,10 +171,10 @@ uint64_t SampleOf(uint64_t name, uint64_t digest) {
   return std::max<uint64_t>(1, mixed ^ (mixed >> 31));
 }
 
-}  // namespace
-
-std::string Batch::LayoutDigest() {
-  names = NameDigests(state.tree);
+// Returns a digest of what the layout of a batch returns, in hexadecimal digits.
+std::string LayoutDigest(Batch& batch) {
+  const core::StateDict& state = batch.state;
+  const std::vector<uint64_t>& names = batch.names = NameDigests(state.tree);
   std::vector<uint64_t> words;
   words.reserve(8 * names.size());
   std::vector<const core::DeviceMesh*> meshes;  // in the order of their first use
@@ -206,8 +210,16 @@ std::string Batch::LayoutDigest() {
   return kv::Checksum128(std::as_bytes(std::span(words))).ToHex();
 }
 
-void Batch::TakeSamples(uint64_t shift, bool complete, bool values, bool tensors,
-                        const Streams& streams) {
+// Sets the samples of a batch, of values and of tensors if they are wanted. Up to 64 elements are
+// digested completely, otherwise runs of 16 elements, in row-major order: one per 8,192 elements,
+// at least one and at most 64, which `shift` moves. Of tensors of less than 8,192 elements, `shift`
+// selects an eighth. If `complete`, up to 1,024 elements are digested completely, and 64 runs of
+// all others. Device memory is read after the work of `streams`.
+void TakeSamples(Batch& batch, uint64_t shift, bool complete, bool values, bool tensors,
+                 const Streams& streams) {
+  const core::StateDict& state = batch.state;
+  std::vector<uint64_t>& names = batch.names;
+  std::vector<uint64_t>& samples = batch.samples;
   if (names.size() != state.slot.size()) names = NameDigests(state.tree);
   samples.assign(names.size(), 0);
   std::vector<DeviceSample> on_devices;
@@ -249,8 +261,11 @@ void Batch::TakeSamples(uint64_t shift, bool complete, bool values, bool tensors
   }
 }
 
-nb::list Batch::SampleSums(nb::bytes groups, size_t group_count) const {
-  std::vector<uint32_t> group_of(samples.size(), 0);
+// Returns, for each group of leaves, the sum of the samples of its values and that of its tensors.
+// `groups` has the number of the group of each leaf in 32 bits; leaves with a higher number than
+// `group_count` are ignored. Empty: all leaves are in group 0.
+nb::list SampleSums(const Batch& batch, nb::bytes groups, size_t group_count) {
+  std::vector<uint32_t> group_of(batch.samples.size(), 0);
   if (groups.size() != 0) {
     if (groups.size() != group_of.size() * sizeof(uint32_t)) {
       ThrowInvalid("the number of groups differs from that of the leaves");
@@ -259,10 +274,10 @@ nb::list Batch::SampleSums(nb::bytes groups, size_t group_count) const {
   }
   std::vector<std::array<uint64_t, 2>> sums(group_count);
   size_t leaf = 0;
-  for (const core::Node& node : state.tree.nodes) {
+  for (const core::Node& node : batch.state.tree.nodes) {
     if (core::IsContainer(node.kind)) continue;
     const size_t i = leaf++;
-    if (group_of[i] < group_count) sums[group_of[i]][core::IsTensor(node.kind)] += samples[i];
+    if (group_of[i] < group_count) sums[group_of[i]][core::IsTensor(node.kind)] += batch.samples[i];
   }
   nb::list result;
   for (const auto& [of_values, of_tensors] : sums) {
@@ -271,7 +286,10 @@ nb::list Batch::SampleSums(nb::bytes groups, size_t group_count) const {
   return result;
 }
 
-nb::list Batch::Samples() const {
+// Returns, in tree order, (FQN, whether it is a tensor, whether it is always digested completely,
+// sample).
+nb::list Samples(const Batch& batch) {
+  const core::StateDict& state = batch.state;
   nb::list list;
   const std::vector<core::Leaf> leaves = Unwrap(core::FlattenTree(state.tree));
   for (size_t i = 0; i < leaves.size(); ++i) {
@@ -279,9 +297,19 @@ nb::list Batch::Samples() const {
     const bool is_complete =
         !is_tensor ||
         core::ElementCount(state.tensors[state.slot[i]].shape).value_or(0) <= kAlwaysComplete;
-    list.append(nb::make_tuple(ToPyText(leaves[i].fqn), is_tensor, is_complete, samples[i]));
+    list.append(nb::make_tuple(ToPyText(leaves[i].fqn), is_tensor, is_complete, batch.samples[i]));
   }
   return list;
+}
+
+}  // namespace
+
+void BindRankSamples(nb::class_<Batch>& batch) {
+  batch.def("layout_digest", &LayoutDigest)
+      .def("take_samples", &TakeSamples, nb::arg("shift"), nb::arg("complete"), nb::arg("values"),
+           nb::arg("tensors"), nb::arg("streams"))
+      .def("sample_sums", &SampleSums, nb::arg("groups"), nb::arg("group_count"))
+      .def("samples", &Samples);
 }
 
 }  // namespace cairn::python

@@ -11,11 +11,10 @@
 
 #include <algorithm>
 #include <chrono>
-#include <deque>
+#include <cmath>
+#include <map>
 #include <memory>
 #include <optional>
-#include <string_view>
-#include <type_traits>
 #include <utility>
 
 #include "core/inspect/compare.h"
@@ -33,8 +32,8 @@
 #include "python/src/flatten.h"
 #include "python/src/gil.h"
 #include "python/src/keyword_arguments.h"
+#include "python/src/progress_function.h"
 #include "python/src/reports.h"
-#include "python/src/save_handle_binding.h"
 
 namespace cairn::python {
 namespace {
@@ -48,6 +47,102 @@ kv::RetentionPolicy ToPolicy(uint64_t keep_last, uint64_t keep_every,
   }
   return policy;
 }
+
+// Returns the steps of `self` and `others`, without `base`, on the line of `end`, by default the
+// latest one.
+std::vector<uint64_t> LineWith(const StoreBinding& self,
+                               const std::vector<const StoreBinding*>& others,
+                               std::optional<uint64_t> end, std::optional<uint64_t> base) {
+  std::map<uint64_t, kv::StepInfo> found;
+  const auto add = [&](const kv::Snapshot& now) -> Result<void> {
+    CAIRN_TRY_ASSIGN(const std::vector<kv::StepInfo> steps, now.Steps());
+    for (const kv::StepInfo& step : steps) {
+      kv::StepInfo& known = found.try_emplace(step.step, step).first->second;
+      if (step.created_unix_ns > known.created_unix_ns) known = step;
+    }
+    return {};
+  };
+  self.AskLatest(add);
+  for (const StoreBinding* other : others) other->AskLatest(add);
+  if (base) found.erase(*base);
+  std::vector<kv::StepInfo> steps;
+  for (auto& [number, step] : found) steps.push_back(std::move(step));
+  if (!end) end = kv::LatestOf(steps);
+  return end ? kv::LineOf(steps, *end) : std::vector<uint64_t>();
+}
+
+// An asynchronous save. Threads: any; each waits without the GIL. Raises Invalid in a forked child.
+class SaveHandle {
+ public:
+  SaveHandle(core::SaveHandle handle, std::shared_ptr<const BackgroundProgress> progress)
+      : handle_(std::move(handle)), progress_(std::move(progress)) {}
+  // Waits until the caller may change its tensors.
+  void WaitStaged() const {
+    process_.Check();
+    const GilRelease no_gil;
+    handle_.WaitStaged();
+  }
+  // Makes work that is enqueued from now on, on the stream with that address on `device`, run after
+  // the copies from that device. Waits until the copies are enqueued.
+  void MakeStreamWait(int device, uintptr_t stream) const {
+    process_.Check();
+    Unwrap(OutsideGil([&] {
+      return handle_.MakeStreamWait({.device = device, .stream = reinterpret_cast<void*>(stream)});
+    }));
+  }
+  // Waits until the save has ended, at most `timeout_seconds` if given. Returns true if it has
+  // ended. In the meantime, runs signal handlers and calls the ProgressFunction of the thread. If
+  // that returns False, raises Unavailable; the save continues.
+  bool Wait(std::optional<double> timeout_seconds) const {
+    using Clock = std::chrono::steady_clock;
+    using std::chrono::milliseconds;
+    process_.Check();
+    // A year is indefinite in practice, and does not overflow the clock.
+    const double given = timeout_seconds.value_or(3e7);
+    if (std::isnan(given)) ThrowInvalid("a timeout is a number of seconds");
+    const double seconds = std::clamp(given, 0.0, 3e7);
+    const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                             std::chrono::duration<double>(seconds));
+    SignalWatch watch;
+    const auto may_continue = [&] {
+      const uint64_t total = progress_->total_bytes.load(std::memory_order_relaxed);
+      if (total == 0) return watch.Check();
+      return watch.Report(progress_->done_bytes.load(std::memory_order_relaxed), total);
+    };
+    bool ended = false;
+    bool is_stopped = false;
+    {
+      const GilRelease no_gil;
+      while (!is_stopped) {  // in slices, so that Ctrl-C ends the wait (and not the save)
+        const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now());
+        ended = handle_.WaitFor(std::clamp(left, milliseconds(0), WaitSlice()));
+        if (ended || left <= milliseconds(0)) break;
+        is_stopped = !may_continue();
+      }
+    }
+    watch.Rethrow();
+    if (is_stopped) {
+      Throw(Error{.code = ErrorCode::kCancelled,
+                  .message = "the wait was stopped, because progress= returned False; the save "
+                             "continues in the background"});
+    }
+    return ended;
+  }
+  bool done() const {
+    process_.Check();
+    return handle_.done();
+  }
+  // Waits until the save has ended. Returns its report, or raises its error.
+  core::SaveReport Report() const {
+    process_.Check();
+    return Unwrap(OutsideGil([&] { return handle_.Wait(); }));
+  }
+
+ private:
+  core::SaveHandle handle_;
+  std::shared_ptr<const BackgroundProgress> progress_;
+  ProcessGuard process_;
+};
 
 }  // namespace
 
@@ -117,101 +212,16 @@ std::vector<kv::CopiedStep> StoreBinding::CopyFrom(const StoreBinding& source, n
   return Unwrap(std::move(report)).steps;
 }
 
-core::LoadReport StoreBinding::Load(const kv::StepInfo& step, const Requests& requests,
-                                    const Streams& streams, const StepContents* contents,
-                                    bool read_once, bool by_nccl) const {
-  std::span<const core::TensorInfo> known;
-  if (contents != nullptr) known = contents->tensors();
-  const auto report = UseWatched([&](core::CheckpointStore& store, SignalWatch& watch) {
-    if (requests.shards.empty() && !read_once) {
-      return store.Load(step, requests.list, watch.AsProgress(), ToStreams(streams), known);
-    }
-    const core::ShardLoadOptions options{.read_once = read_once, .streams = ToStreams(streams)};
-    return LoadShards(store, step, requests, options, by_nccl, watch);
-  });
-  requests.CheckMemory();
-  return report;
-}
-
-Result<core::LoadReport> StoreBinding::LoadShards(core::CheckpointStore& store,
-                                                  const kv::StepInfo& step,
-                                                  const Requests& requests,
-                                                  core::ShardLoadOptions options, bool by_nccl,
-                                                  SignalWatch& watch) const {
-  // Requests of a load in place are for complete tensors.
-  std::vector<core::ShardTarget> targets = requests.shards;
-  std::deque<core::Sharding> replicas;
-  for (const core::LoadRequest& request : requests.list) {
-    const auto found = requests.holders.find(request.fqn);
-    const core::Sharding* sharding = nullptr;
-    if (found != requests.holders.end()) {
-      sharding = &replicas.emplace_back(core::Sharding{.global_shape = request.target.shape,
-                                                       .mesh = found->second,
-                                                       .placements = {core::Placement::Replicate()},
-                                                       .parts = {}});
-    }
-    targets.push_back({.fqn = request.fqn, .sharding = sharding, .local = request.target});
-  }
-  // In the same order on every rank, independent of its shards; first what all ranks have.
-  std::ranges::stable_sort(targets, {}, [&](const core::ShardTarget& target) {
-    return std::pair(requests.holders.contains(target.fqn), std::string_view(target.fqn));
-  });
-  if (!options.read_once || !communicator_ || communicator_->world_size() == 1) {
-    options.progress = watch.AsProgress();
-    return store.LoadShards(step, targets, options);
-  }
-  options.progress = watch.AsProgressOfWorker();
-  return communicator_->UseWatched(watch, [&](core::Communicator&) -> Result<core::LoadReport> {
-    CAIRN_TRY_ASSIGN(options.tensor_communicator, communicator_->TensorCommunicator(by_nccl));
-    return store.LoadShards(step, targets, options);
-  });
-}
-
-void StoreBinding::LoadValues(const kv::StepInfo& step, std::span<core::ValueInfo> values) const {
-  UseWatched([&](core::CheckpointStore& store, SignalWatch& watch) {
-    return store.LoadValues(step, values, watch.AsProgress());
-  });
-}
-
-core::UpdateReport StoreBinding::Update(const kv::StepInfo& base, const kv::StepInfo& step,
-                                        const Requests& requests, const Streams& streams,
-                                        bool all_shards) const {
-  const std::vector<core::DeviceStream> device_streams = ToStreams(streams);
-  auto report = UseWatched([&](core::CheckpointStore& store,
-                               SignalWatch& watch) -> Result<core::UpdateReport> {
-    CAIRN_TRY_ASSIGN(core::UpdateReport report,
-                     store.Update(base, step, requests.list, watch.AsProgress(), device_streams));
-    if (requests.shards.empty()) return report;
-    CAIRN_TRY_ASSIGN(const core::Diff diff, core::CompareSteps(store.kv(), base.step, step.step));
-    std::vector<core::ShardTarget> targets;
-    for (const core::ShardTarget& shard : requests.shards) {
-      const bool differs =
-          std::ranges::binary_search(diff.changes, shard.fqn, {}, &core::KeyChange::fqn);
-      if (differs) report.changed.push_back(shard.fqn);
-      if (differs || all_shards) targets.push_back(shard);
-    }
-    if (targets.empty()) return report;
-    const core::ShardLoadOptions options{.progress = watch.AsProgress(), .streams = device_streams};
-    CAIRN_TRY_ASSIGN(const core::LoadReport loaded, store.LoadShards(step, targets, options));
-    report.bytes_read += loaded.bytes_read;
-    report.seconds += loaded.seconds;
-    return report;
-  });
-  requests.CheckMemory();
-  return report;
-}
-
-void StoreBinding::RunWatched(const WatchedWork& work) const { UseWatched(work); }
-
-core::UncheckedMap StoreBinding::MapBytes(const kv::StepInfo& step,
-                                          std::span<const std::string> fqns) const {
-  return Use([&](core::CheckpointStore& store) { return store.MapUnchecked(step, fqns); });
-}
-
 nb::class_<StoreBinding> StoreBinding::Bind(nb::module_& m) {
   using Self = StoreBinding;
   using Store = core::CheckpointStore;
   using Texts = std::vector<std::string>;
+  nb::class_<SaveHandle>(m, "SaveHandle")
+      .def("wait_staged", &SaveHandle::WaitStaged)
+      .def("make_stream_wait", &SaveHandle::MakeStreamWait, nb::arg("device"), nb::arg("stream"))
+      .def("wait", &SaveHandle::Wait, nb::arg("timeout") = nb::none())
+      .def("done", &SaveHandle::done)
+      .def("report", &SaveHandle::Report);
   nb::class_<Self> store(m, "Store");
   store
       .def(
@@ -229,7 +239,7 @@ nb::class_<StoreBinding> StoreBinding::Bind(nb::module_& m) {
            })
       .def("close", &Self::Close)
       .def("abandon", &Self::Abandon);
-  // Saves and loads.
+  // Saves.
   store
       .def(
           "save",
@@ -254,14 +264,9 @@ nb::class_<StoreBinding> StoreBinding::Bind(nb::module_& m) {
               if (!self.saver_) self.saver_ = std::make_unique<core::AsyncSaver>(&store);
               return self.saver_->Save(step, batch.state, options);
             });
-            return SaveHandleBinding(std::move(handle), progress);
+            return SaveHandle(std::move(handle), progress);
           },
-          nb::arg("step"), nb::arg("batch"), nb::arg("options"))
-      .def("load", &Self::Load, nb::arg("step"), nb::arg("requests"), nb::arg("streams"),
-           nb::arg("contents").none() = nb::none(), nb::arg("read_once") = false,
-           nb::arg("by_nccl") = false)
-      .def("update", &Self::Update, nb::arg("base"), nb::arg("step"), nb::arg("requests"),
-           nb::arg("streams"), nb::arg("all_shards"));
+          nb::arg("step"), nb::arg("batch"), nb::arg("options"));
   // What a step contains.
   store
       .def(
@@ -372,7 +377,7 @@ nb::class_<StoreBinding> StoreBinding::Bind(nb::module_& m) {
             });
           },
           "The latest step, which is the last one on the line of the latest save.")
-      .def("line", &Self::LineWith, nb::arg("others"), nb::kw_only(), nb::arg("end").none(),
+      .def("line", &LineWith, nb::arg("others"), nb::kw_only(), nb::arg("end").none(),
            nb::arg("base").none(),
            "The steps on the line of `end`, by default the latest one, which is the first, without "
            "`base`. Of several stores, one that was saved later replaces one with the same number.")

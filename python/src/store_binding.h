@@ -4,9 +4,7 @@
 #include <nanobind/nanobind.h>
 
 #include <atomic>
-#include <functional>
 #include <memory>
-#include <span>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -14,22 +12,23 @@
 
 #include "core/async_save.h"
 #include "core/checkpoint_store.h"
-#include "core/load/map.h"
 #include "kv/base/copy_options.h"
 #include "kv/base/mutex.h"
 #include "kv/base/options.h"
 #include "kv/read/snapshot.h"
 #include "python/src/communicator_binding.h"
-#include "python/src/convert.h"
 #include "python/src/errors.h"
 #include "python/src/gil.h"
-#include "python/src/load_plan.h"
 #include "python/src/process_guard.h"
-#include "python/src/step_contents.h"
 
 namespace cairn::python {
 
 namespace nb = nanobind;
+
+template <typename T>
+inline constexpr bool kIsResult = false;
+template <typename T>
+inline constexpr bool kIsResult<Result<T>> = true;
 
 /// Threads: all members are safe. In a forked child every member raises Invalid, and the destructor
 /// does not touch what belongs to the parent.
@@ -46,29 +45,6 @@ class StoreBinding {
   /// of the copy, which stops if the function returns False or raises.
   std::vector<kv::CopiedStep> CopyFrom(const StoreBinding& source, nb::object progress,
                                        nb::kwargs options);
-  /// The steps of this store and `others`, without `base`, on the line of `end`, by default the
-  /// latest one.
-  std::vector<uint64_t> LineWith(const std::vector<const StoreBinding*>& others,
-                                 std::optional<uint64_t> end, std::optional<uint64_t> base) const;
-  /// Executes `requests`. `streams`: of the devices that are loaded into. `contents`, if not null,
-  /// are those of `step`; the records of their tensors are not read again. `read_once`: the ranks
-  /// read each byte once and exchange them (core::ShardLoadOptions), over NCCL if `by_nccl`, which
-  /// is equal on all ranks; only for a multi-rank store.
-  core::LoadReport Load(const kv::StepInfo& step, const Requests& requests, const Streams& streams,
-                        const StepContents* contents, bool read_once, bool by_nccl) const;
-  /// Reads the bytes of values of `step` (core::CheckpointStore::LoadValues).
-  void LoadValues(const kv::StepInfo& step, std::span<core::ValueInfo> values) const;
-  /// Updates memory that contains the step `base` to `step` (core::CheckpointStore::Update). Parts
-  /// of tensors are read if their tensors differ, or all of them with `all_shards`.
-  core::UpdateReport Update(const kv::StepInfo& base, const kv::StepInfo& step,
-                            const Requests& requests, const Streams& streams,
-                            bool all_shards) const;
-  using WatchedWork = std::function<Result<void>(core::CheckpointStore&, SignalWatch&)>;
-  /// Calls `work` without the GIL, or raises its error, or the exception of a signal handler. The
-  /// store cannot be closed during the call. Requires the GIL.
-  void RunWatched(const WatchedWork& work) const;
-  /// Maps tensors without the GIL.
-  core::UncheckedMap MapBytes(const kv::StepInfo& step, std::span<const std::string> fqns) const;
   /// Adds the class Store to the extension module.
   static nb::class_<StoreBinding> Bind(nb::module_& m);
   /// Waits for a running asynchronous save and, in a multi-rank store, for the other ranks; then
@@ -85,27 +61,53 @@ class StoreBinding {
     const ReaderMutexLock open(close_mutex_);
     return store_;
   }
-
- private:
+  /// Returns the communicator of the ranks, or null if this process has opened the store alone.
+  CommunicatorBinding* communicator() const { return communicator_.get(); }
   /// Returns the value of `work(store)`, which runs without the GIL, or raises its error. The store
   /// cannot be closed during the call. Requires the GIL.
   template <typename Work>
-  auto Use(const Work& work) const;
+  auto Use(const Work& work) const {
+    process_.Check();
+    return Unwrap(OutsideGil([&] { return UseWithoutGil(work); }));
+  }
   /// Returns the value of `work(store, watch)`, which runs as in Use, or raises its error, or the
   /// exception of a signal handler. Requires the GIL.
   template <typename Work>
-  auto UseWatched(const Work& work) const;
+  auto UseWatched(const Work& work) const {
+    process_.Check();
+    SignalWatch watch;
+    auto result = OutsideGil([&] {
+      return UseWithoutGil([&](core::CheckpointStore& store) { return work(store, watch); });
+    });
+    watch.Rethrow();
+    return Unwrap(std::move(result));
+  }
   /// Returns the value of `work(snapshot)`, or raises its error, for the newest snapshot. Requires
   /// the GIL, and calls `work` without it.
   template <typename Work>
-  auto AskLatest(const Work& work) const;
+  auto AskLatest(const Work& work) const {
+    using Returned = std::invoke_result_t<Work, const kv::Snapshot&>;
+    using Asked = std::conditional_t<kIsResult<Returned>, Returned, Result<Returned>>;
+    return Use([&](core::CheckpointStore& store) -> Asked {
+      CAIRN_TRY_ASSIGN(const auto snapshot, store.kv().Latest());
+      return work(std::as_const(*snapshot));
+    });
+  }
+
+ private:
   /// Returns `work(store)`. The store cannot be closed during the call. Requires that the caller
   /// has released the GIL and called process_.Check.
   template <typename Work>
-  auto UseWithoutGil(const Work& work) const;
-  Result<core::LoadReport> LoadShards(core::CheckpointStore& store, const kv::StepInfo& step,
-                                      const Requests& requests, core::ShardLoadOptions options,
-                                      bool by_nccl, SignalWatch& watch) const;
+  auto UseWithoutGil(const Work& work) const {
+    using Returned = decltype(work(*store_));
+    const auto closed = [] {
+      return Returned(Fail(ErrorCode::kFailedPrecondition, "the store is closed; open it again"));
+    };
+    if (closing_count_ > 0) return closed();
+    const ReaderMutexLock open(close_mutex_);
+    if (!store_) return closed();
+    return work(*store_);
+  }
 
   ProcessGuard process_;
   std::shared_ptr<CommunicatorBinding> communicator_;  // shared with Python; outlives store_
@@ -122,49 +124,5 @@ class StoreBinding {
   Mutex saver_mutex_;  // AsyncSaver allows one caller at a time
   std::unique_ptr<core::AsyncSaver> saver_ CAIRN_GUARDED_BY(saver_mutex_);
 };
-
-template <typename T>
-inline constexpr bool kIsResult = false;
-template <typename T>
-inline constexpr bool kIsResult<Result<T>> = true;
-
-template <typename Work>
-auto StoreBinding::Use(const Work& work) const {
-  process_.Check();
-  return Unwrap(OutsideGil([&] { return UseWithoutGil(work); }));
-}
-
-template <typename Work>
-auto StoreBinding::UseWithoutGil(const Work& work) const {
-  using Returned = decltype(work(*store_));
-  const auto closed = [] {
-    return Returned(Fail(ErrorCode::kFailedPrecondition, "the store is closed; open it again"));
-  };
-  if (closing_count_ > 0) return closed();
-  const ReaderMutexLock open(close_mutex_);
-  if (!store_) return closed();
-  return work(*store_);
-}
-
-template <typename Work>
-auto StoreBinding::UseWatched(const Work& work) const {
-  process_.Check();
-  SignalWatch watch;
-  auto result = OutsideGil([&] {
-    return UseWithoutGil([&](core::CheckpointStore& store) { return work(store, watch); });
-  });
-  watch.Rethrow();
-  return Unwrap(std::move(result));
-}
-
-template <typename Work>
-auto StoreBinding::AskLatest(const Work& work) const {
-  using Returned = std::invoke_result_t<Work, const kv::Snapshot&>;
-  using Asked = std::conditional_t<kIsResult<Returned>, Returned, Result<Returned>>;
-  return Use([&](core::CheckpointStore& store) -> Asked {
-    CAIRN_TRY_ASSIGN(const auto snapshot, store.kv().Latest());
-    return work(std::as_const(*snapshot));
-  });
-}
 
 }  // namespace cairn::python

@@ -110,10 +110,10 @@ OF_HEADER = {
     "python/src/bindings.h": {
         f"python/src/{part}.cc"
         for part in (
-            "collectives", "conversions", "inspect_binding", "new_tensors", "step_part_binding"
+            "collectives", "conversions", "inspect_binding", "load_plan", "new_tensors",
+            "step_part_binding",
         )
     },
-    "python/src/store_binding.h": {"python/src/step_line.cc"},
     "python/src/flatten.h": {"python/src/rank_samples.cc"},
 }
 
