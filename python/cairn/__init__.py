@@ -1,55 +1,22 @@
 """Cairn: a key-value store for tensor checkpoints.
 
-A store is a directory that contains many steps. A step is one checkpoint: a nested state
-of tensors and plain values, saved completely or not at all. Each leaf has a name, its FQN
-(fully qualified name): the keys that lead to it, joined by dots.
+A store contains many steps. A step is one checkpoint: a nested state of tensors and plain values,
+saved completely or not at all. Each leaf has a name, its FQN (fully qualified name): the keys that
+lead to it, joined by dots.
 
     import cairn
 
     store = cairn.open("runs/gpt", mode="a")
-
-    # Save. Chunks that the previous step already contains are not written again.
-    state = {
-        "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "rng": torch.get_rng_state(),
-        "epoch": 3,
-    }
-    report = store.save(100, state)
-    print(f"{report.written_bytes} of {report.logical_bytes} bytes written")
-
-    # Save in the background.
+    state = {"model": model, "optimizer": optimizer, "epoch": 3}
+    store.save(100, state)        # chunks that the previous step contains are not written again
     handle = store.save_async(200, state)
     handle.wait_staged()          # after this call the tensors may change
     handle.result()               # after this call step 200 is durable
-
-    # Resume in place, into the existing memory of the model.
-    store.load(state)             # the latest step
-    optimizer.load_state_dict(state["optimizer"])
-    torch.set_rng_state(state["rng"])
-    epoch = state["epoch"]        # plain values are replaced in their containers
-
-    # Read a part of a state, or a part of a tensor.
-    layer = store.read("model.layers.0", step=100)
-    rows = store.read_slice("model.wte.weight", [(0, 4), (0, 768)])
-
-    # Multiple ranks (DTensor, FSDP, DDP, ...): every rank calls; any mesh can load the step.
-    store.save(300, {"model": model, "optimizer": optimizer})
-    store.load({"model": model, "optimizer": optimizer})
-
-    # Copy to another store in the background, and read from either of them.
-    store.save_async(400, state, mirror="s3://bucket/gpt").mirrored()
-    cairn.open("runs/gpt", fallback=["s3://bucket/gpt"])
-
-    # Follow a store: wait for a newer step, and read only what has changed.
-    newest = store.wait(after=400, timeout=60)
-    store.pull(model.state_dict(), since=400).changed
-
-    # Inspect.
-    store.steps()                 # [100, 200]
-    store.keys(pattern="model.**.weight")
-    store.diff(100, 200).changed
+    store.load(state)             # the latest step, in place
+    store.read("model.layers.0", step=100)
     store.close()                 # or: with cairn.open(...) as store
+
+Under torch.distributed every rank makes these calls, and any mesh can load a step.
 
 A load returns what was saved, bit for bit: dtypes, key types, container types, order, and
 which tensors share memory. Pickle is neither read nor written unless ``allow_pickle=True``

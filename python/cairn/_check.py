@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from cairn._base.addresses import is_directory
 from cairn._base.devices import current_streams
-from cairn._base.patterns import Patterns, all_patterns, clean_prefix, pattern_list
+from cairn._base.patterns import all_patterns
 from cairn._load.in_place import locate, read_source
 from cairn._load.key_errors import missing_keys
 from cairn._load.load import LoadOptions
 from cairn._opened.opened import Opened
 from cairn._save.differing import Compared, differences, samples
 from cairn._save.flatten import flatten
-from cairn._tensors.stateful import StatefulAdapter
 from cairn.errors import Refusals
 
 if TYPE_CHECKING:
@@ -24,36 +23,24 @@ if TYPE_CHECKING:
 _PROBE_BYTES = 64 << 20
 
 
-def check(
-    opened: Opened,
-    state: Any,
-    step: int | str | None,
-    keys: Patterns,
-    prefix: str,
-    ignore_frozen: bool,
-    allow_pickle: bool,
-    strip_wrappers: bool,
-) -> CheckReport:
+def check(opened: Opened, state: Any, step: int | str | None, options: LoadOptions) -> CheckReport:
     """See `Store.check`."""
     from cairn.reports import CheckReport
 
     start = time.perf_counter()
-    prefix, ranks = clean_prefix(prefix), opened.ranks
+    ranks = opened.ranks
     number = opened.number(step)
-    options = LoadOptions(
-        True, allow_pickle, pattern_list(keys), None, False, strip_wrappers=strip_wrappers
-    )
     ranks.begin("check")
     place = locate(opened, number, opened.tiers)
 
     def check_own() -> tuple[Any, Any]:
-        adapter = StatefulAdapter(state, prefix, ignore_frozen)
-        contents, selecting, _ = read_source(adapter, place, options, prefix)
+        adapter = options.adapt(state)
+        contents, selecting, _ = read_source(adapter, place, options)
         plan = selecting.plan(contents, adapter.state)
         fqns, refused = contents.fqns(), Refusals()
         flat = flatten(
             {fqns[leaf]: plan.node(node)[0] for node, leaf in plan.matches()},
-            allow_pickle,
+            options.allow_pickle,
             ranks,
             [],
             devices=True,
@@ -87,27 +74,18 @@ def check(
     )
 
 
-def check_state(
-    opened: Opened,
-    state: Any,
-    keys: Patterns,
-    prefix: str,
-    ignore_frozen: bool,
-    allow_pickle: bool,
-) -> StateReport:
+def check_state(opened: Opened, state: Any, options: LoadOptions) -> StateReport:
     """See `Store.check_state`."""
     from cairn.reports import StateReport
 
-    prefix, ranks = clean_prefix(prefix), opened.ranks
+    ranks = opened.ranks
     ranks.begin("check_state")
 
     def check_own() -> tuple[Any, Any]:
-        adapter = StatefulAdapter(state, prefix, ignore_frozen)
-        patterns = all_patterns(pattern_list(keys), prefix, adapter.frozen)
-        refused = Refusals()
-        flat = flatten(
-            adapter.state, allow_pickle, ranks, patterns, devices=True, refusals=refused
-        )
+        adapter = options.adapt(state)
+        patterns = all_patterns(list(options.patterns), options.prefix, adapter.frozen)
+        refused, allow_pickle = Refusals(), options.allow_pickle
+        flat = flatten(adapter.state, allow_pickle, ranks, patterns, devices=True, refusals=refused)
         sizes = flat.batch.sizes()
         own_samples: list[tuple[str, str, int]] = []
         if ranks.world_size > 1:

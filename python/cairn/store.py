@@ -37,29 +37,13 @@ from cairn.errors import Corrupt, Invalid
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+    from cairn import reports
     from cairn._base.progress import Progress
     from cairn._load.conversions import Rename
     from cairn._load.slices import Range
     from cairn._mirror.options import Mirrors
     from cairn._save.tuning import SaveTuning
     from cairn._save.writer import Writer
-    from cairn.reports import (
-        CheckReport,
-        CompactReport,
-        DeleteReport,
-        Diff,
-        KeyInfo,
-        LoadReport,
-        MergeReport,
-        MirrorStatus,
-        PullReport,
-        RetentionPolicy,
-        SaveReport,
-        StateReport,
-        StepInfo,
-        StoreEvent,
-        TensorStatistics,
-    )
 
 _open_stores: weakref.WeakValueDictionary[int, Store] = weakref.WeakValueDictionary()
 """By id. Not a WeakSet, which cannot be copied while another thread opens a store."""
@@ -82,6 +66,13 @@ class Store(Closing):
     and neither observers nor progress. A store that is open for writing refuses both.
 
     Progress: the argument ``progress`` of a method is as in :func:`cairn.open`, for this call.
+
+    Errors: ``NotFound``: a step does not exist. ``Corrupt``: bytes that are read are not those that
+    were written. ``Conflict``: another process has taken over the store, or a step was deleted
+    while a call that changes the store used it. ``Invalid``: an argument is not valid; or a call
+    that changes the store, which was opened for reading. ``Unavailable``: an I/O error; a rank
+    failed, died, or did not respond in time; ``progress`` has returned False. A method states what
+    it raises in addition, and what it leaves behind.
 
     What a state is
         Nested ``dict``, ``OrderedDict``, ``Counter``, ``list``, ``tuple`` and ``torch.Size`` with
@@ -186,7 +177,7 @@ class Store(Closing):
         mirror: Mirrors | None = None,
         tuning: SaveTuning | None = None,
         progress: Progress | None = None,
-    ) -> SaveReport:
+    ) -> reports.SaveReport:
         """Writes ``state`` as ``step``. When it returns, the step is complete and durable.
 
         Tensors must not change until then; if a thread changes one, the save fails with ``Invalid``
@@ -203,12 +194,11 @@ class Store(Closing):
             metrics, tags, note: of rank 0, recorded with the step (:meth:`step_info`, :meth:`tag`).
             mirror: stores to which a thread of rank 0 copies the step (:class:`cairn.Mirror`).
             tuning: how unchanged chunks are found and new ones stored (:class:`cairn.SaveTuning`).
-            progress: as in :func:`cairn.open`, for this call.
 
-        Raises:
+        Raises, and leaves the store unchanged:
             Conflict: the step exists.
-            Invalid: something cannot be saved (``key``), the store is read-only, or ranks disagree.
-            Unavailable: no space or an I/O error; a rank failed or died. The store is unchanged.
+            Invalid: something cannot be saved (``key``), or ranks disagree.
+            Unavailable: no space.
         """
         options = SaveOptions(overwrite, keys, prefix, allow_pickle, metrics, tags, note, tuning)
         return save(self.opened, step, state, options, mirror)
@@ -238,12 +228,8 @@ class Store(Closing):
         background, and the tensors are kept alive until then. Tensors on other devices get host
         copies, which live as long as their storages. A save waits until the save before it has
         ended; so do closing the store and leaving Python. The arguments are those of :meth:`save`;
-        ``progress`` also applies to the waits of the handle.
-
-        Raises:
-            Conflict: the step exists.
-            Invalid: as :meth:`save`. Errors that occur later are raised by
-                :meth:`SaveHandle.result`.
+        ``progress`` also applies to the waits of the handle, and errors that occur later are raised
+        by :meth:`SaveHandle.result`.
         """
         options = SaveOptions(overwrite, keys, prefix, allow_pickle, metrics, tags, note, tuning)
         return save_async(self.opened, step, state, options, mirror, progress or False)
@@ -277,8 +263,7 @@ class Store(Closing):
 
         Raises, when the block is entered:
             Conflict: the step exists.
-            Invalid: an argument is not valid, another writer is open, the store is read-only, or
-                ranks disagree.
+            Invalid: another writer is open, or ranks disagree.
         """
         from cairn._save.writer import Writer
 
@@ -305,7 +290,7 @@ class Store(Closing):
         cast: bool = False,
         strip_wrappers: bool = False,
         progress: Progress | None = None,
-    ) -> LoadReport:
+    ) -> reports.LoadReport:
         """Fills ``state`` in place from ``step`` (by default the latest), leaf by leaf by FQN.
 
         Tensors and arrays keep their memory, strides and device; dtype and shape must match the
@@ -351,24 +336,16 @@ class Store(Closing):
                 wherever these are; ``keys`` select names without them.
 
         Raises:
-            NotFound: the step does not exist; or (strict) the step lacks keys of the state; or no
-                key of the state is loaded.
+            NotFound: (strict) the step lacks keys of the state; or no key of the state is loaded.
             Invalid: (strict) the state lacks keys of the step; dtypes, shapes or kinds differ.
-            Corrupt: the bytes differ from the written bytes. The state is partly filled.
-            Unavailable: an I/O error; a rank failed, died, or did not respond in time.
+            Corrupt, Unavailable: the state is partly filled.
         """
         conversion = conversion_of(rename, None, cast, takes_stored=skip_damaged)
         options = LoadOptions(
-            strict,
-            allow_pickle,
-            pattern_list(keys),
-            device,
-            read_once,
-            skip_damaged,
-            strip_wrappers,
-            conversion,
-        )
-        return load(self.opened, state, step, options, clean_prefix(prefix), ignore_frozen)
+            strict, pattern_list(keys), clean_prefix(prefix), ignore_frozen, allow_pickle,
+            device, read_once, skip_damaged, strip_wrappers, conversion,
+        )  # fmt: skip
+        return load(self.opened, state, step, options)
 
     @watched("reading")
     def read(
@@ -424,9 +401,8 @@ class Store(Closing):
             becomes a dict from index to element, and a tensor subclass a dict of inner tensors.
 
         Raises:
-            NotFound: the step does not exist, or no key matches.
+            NotFound: no key matches.
             Invalid: a malformed pattern, a pickle that is not allowed, or rules that do not fit.
-            Corrupt: the bytes are not those that were written.
         """
         selected = pattern_list(patterns)
         native, number = self.opened.place_of(step)
@@ -462,9 +438,8 @@ class Store(Closing):
             ``out``, or a new tensor (a numpy array, if the leaf was one).
 
         Raises:
-            NotFound: the step or the key does not exist.
+            NotFound: the key does not exist.
             Invalid: the key is a plain value, the box exceeds the shape, or ``out`` does not fit.
-            Corrupt: the bytes are not those that were written.
         """
         from cairn._load.slices import read_slice
 
@@ -484,10 +459,7 @@ class Store(Closing):
         Returns:
             New tensors (numpy arrays, where the leaf was one) by name, in the order of ``boxes``.
 
-        Raises:
-            NotFound: the step or a key does not exist. Nothing has been read.
-            Invalid: a key is a plain value, or a box exceeds the shape. Nothing has been read.
-            Corrupt: the bytes are not those that were written.
+        Raises NotFound and Invalid, as :meth:`read_slice`, before anything is read.
         """
         from cairn._load.slices import read_slices
 
@@ -523,8 +495,7 @@ class Store(Closing):
             An iterator of pairs of name and tensor (or numpy array, if the leaf was one).
 
         Raises:
-            NotFound: the step does not exist, or no key matches; later: it was deleted, and its
-                grace period has ended.
+            NotFound: no key matches; later: the step was deleted, and its grace period has ended.
             Invalid: a malformed pattern; later: the store was closed.
             Corrupt: when the iteration arrives at a damaged tensor, which ``key`` names. Those
                 before it were complete.
@@ -552,11 +523,13 @@ class Store(Closing):
         there is no step."""
         return self.opened.latest()
 
-    def keys(self, step: int | str | None = None, pattern: Patterns = None) -> dict[str, KeyInfo]:
+    def keys(
+        self, step: int | str | None = None, pattern: Patterns = None
+    ) -> dict[str, reports.KeyInfo]:
         """What ``step`` (by default the latest) contains, by FQN, in the order of the state.
 
         ``pattern`` is as for :meth:`read`. No tensor is read. Returns an empty dict if no key
-        matches. Raises NotFound if the step does not exist.
+        matches.
         """
         contents = self.opened.contents(step, pattern_list(pattern))
         leaves = [leaf_at(contents, i) for i in range(len(contents))]
@@ -564,22 +537,20 @@ class Store(Closing):
 
     def statistics(
         self, step: int | str | None = None, pattern: Patterns = None
-    ) -> dict[str, TensorStatistics]:
+    ) -> dict[str, reports.TensorStatistics]:
         """What the save of ``step`` (by default the latest) recorded about the values of its
         tensors, by FQN. No tensor is read.
 
         ``pattern`` is as for :meth:`read`. Tensors that have no statistics are left out: those of
         saves without ``SaveTuning(statistics=True)`` and of device memory, and tensors that share
-        the bytes of others. Raises NotFound if the step does not exist.
+        the bytes of others.
         """
         native, number = self.opened.place_of(step)
         return native.statistics(native.contents(number, pattern_list(pattern)))
 
-    def diff(self, a: int | str, b: int | str, pattern: Patterns = None) -> Diff:
-        """How step ``b`` differs from step ``a``, by digests. No tensor is read.
-
-        Raises NotFound if one of them does not exist; with fallback stores, if no store has both.
-        """
+    def diff(self, a: int | str, b: int | str, pattern: Patterns = None) -> reports.Diff:
+        """How step ``b`` differs from step ``a``, by digests. No tensor is read. With fallback
+        stores, raises NotFound if no store has both."""
         a, b = (step_number(self.opened.number(step)) for step in (a, b))
         tiers = self.opened.tiers
         native = None if tiers is None else tiers.find_both(a, b)
@@ -596,9 +567,7 @@ class Store(Closing):
         """The tensors, and values of more than 4 KiB, of ``step`` (by default the latest) that
         cannot be read because the store is damaged: the error of each, by FQN. Tensors that share
         memory with a damaged one count as damaged. Reads what ``pattern`` selects (see
-        :meth:`read`), and keeps nothing.
-
-        Raises Corrupt if the records of the step are damaged, and NotFound if it does not exist.
+        :meth:`read`), and keeps nothing. Raises Corrupt if the records of the step are damaged.
         """
         native, number = self.opened.place_of(step)
         return damaged_keys(native, native.contents(number, pattern_list(pattern)))
@@ -611,8 +580,6 @@ class Store(Closing):
             max_rate: bytes of payload per second on average; 0 for no limit.
             every: seconds from the begin of a pass to that of the next. A pass that takes longer is
                 followed by the next one at once.
-
-        Raises Invalid for a negative number, and what :func:`cairn.open` raises.
         """
         if max_rate < 0 or not 0 <= every < 1e9:
             raise Invalid(f"max_rate={max_rate}, every={every}: neither may be negative")
@@ -642,7 +609,7 @@ class Store(Closing):
         allow_pickle: bool = False,
         strip_wrappers: bool = False,
         progress: Progress | None = None,
-    ) -> PullReport:
+    ) -> reports.PullReport:
         """Updates a ``state`` that contains the step ``since`` to ``step`` (by default the latest).
 
         Only what differs between the two steps is read, and written to the memory of the state.
@@ -659,25 +626,15 @@ class Store(Closing):
         Then load the state completely; another pull refuses it.
 
         Raises:
-            NotFound: one of the steps does not exist any more; no key matches ``keys``; or (strict)
-                the step lacks keys of the state.
+            NotFound: no key matches ``keys``; or (strict) the step lacks keys of the state.
             Invalid: a tensor does not contain the bytes of ``since`` (``key`` names it), and this
                 process has changed nothing; or as for :meth:`Store.load`.
-            Corrupt: the bytes are not those that were written.
-            Unavailable: an I/O error; a rank failed, died, or did not respond in time.
         """
-        return pull(
-            self.opened,
-            state,
-            since,
-            step,
-            strict,
-            keys,
-            prefix,
-            ignore_frozen,
-            allow_pickle,
-            strip_wrappers,
-        )
+        options = LoadOptions(
+            strict, pattern_list(keys), clean_prefix(prefix), ignore_frozen, allow_pickle,
+            strip_wrappers=strip_wrappers,
+        )  # fmt: skip
+        return pull(self.opened, state, since, step, options)
 
     @watched("checking")
     def check(
@@ -691,7 +648,7 @@ class Store(Closing):
         allow_pickle: bool = False,
         strip_wrappers: bool = False,
         progress: Progress | None = None,
-    ) -> CheckReport:
+    ) -> reports.CheckReport:
         """Compares a ``state`` in memory with ``step`` (by default the latest) and changes neither:
         after a load or a pull, or before an engine serves a model (docs/live-updates.md).
 
@@ -702,18 +659,16 @@ class Store(Closing):
         :meth:`Store.load`. In a multi-rank store all ranks call it, each with what it holds, and
         get the same report, which names the ranks.
 
-        Whatever differs is in the report, whose ``equal`` is true if the state is the step.
-
-        Raises:
-            NotFound: the step does not exist, or has no key of the state; no key matches.
-            Corrupt: records of the step, or payload that was read, are damaged.
-            Unavailable: an I/O error; a rank failed, died, or did not respond in time.
+        Whatever differs is in the report, whose ``equal`` is true if the state is the step. Raises
+        NotFound if the step has no key of the state, or no key matches.
         """
         from cairn._check import check
 
-        return check(
-            self.opened, state, step, keys, prefix, ignore_frozen, allow_pickle, strip_wrappers
-        )
+        options = LoadOptions(
+            True, pattern_list(keys), clean_prefix(prefix), ignore_frozen, allow_pickle,
+            strip_wrappers=strip_wrappers,
+        )  # fmt: skip
+        return check(self.opened, state, step, options)
 
     @watched("checking")
     def check_state(
@@ -725,18 +680,21 @@ class Store(Closing):
         ignore_frozen: bool = False,
         allow_pickle: bool = False,
         progress: Progress | None = None,
-    ) -> StateReport:
+    ) -> reports.StateReport:
         """What a save of ``state`` would do, before a training starts: all leaves that it would
         refuse, the bytes that a first and the next save write, the time for them on this disk, and
         keys that only some ranks have. Writes no step. In a directory that is open for writing, it
         measures the disk with 64 MiB in a file without a name, which no crash leaves behind.
 
         The arguments are those of :meth:`save`. In a multi-rank store all ranks call it, and get
-        the same report. Raises Unavailable if a rank failed or did not respond in time.
+        the same report.
         """
         from cairn._check import check_state
 
-        return check_state(self.opened, state, keys, prefix, ignore_frozen, allow_pickle)
+        options = LoadOptions(
+            True, pattern_list(keys), clean_prefix(prefix), ignore_frozen, allow_pickle
+        )
+        return check_state(self.opened, state, options)
 
     def tag(self, step: int, name: str) -> None:
         """Names ``step``, so that ``load(step=name)``, ``read(step=name)`` and ``STORE@name`` in
@@ -744,9 +702,6 @@ class Store(Closing):
         In a multi-rank store rank 0 calls this alone.
 
         ``name`` has 1 to 64 letters, digits, ``.``, ``_`` or ``-``, and not only digits.
-
-        Raises NotFound if the step does not exist; Invalid if this cannot be a tag, or the store
-        was opened for reading.
         """
         self.opened.native.change_tag(name, step_number(step))
 
@@ -758,8 +713,8 @@ class Store(Closing):
         """The step of each tag."""
         return self.opened.native.tags()
 
-    def step_info(self, step: int | str) -> StepInfo:
-        """What is recorded about ``step``, which is a number or a tag. Raises NotFound."""
+    def step_info(self, step: int | str) -> reports.StepInfo:
+        """What is recorded about ``step``, which is a number or a tag."""
         return self.opened.native.step_info(self.opened.number(step))
 
     def records(self, step: int | str) -> list[str]:
@@ -773,12 +728,11 @@ class Store(Closing):
         return self.opened.native.record(self.opened.number(step), name)
 
     @watched("", "delete")
-    def delete(self, *steps: int) -> DeleteReport:
+    def delete(self, *steps: int) -> reports.DeleteReport:
         """Deletes complete steps in one commit. Bytes that other steps refer to remain. The files
         of the others are removed after the grace period (see :func:`cairn.open`).
 
-        Raises NotFound, with nothing deleted, if one of the steps does not exist; Invalid if the
-        store was opened for reading.
+        Raises NotFound, with nothing deleted, if one of the steps does not exist.
         """
         return _retention.delete(self.opened, lambda: steps)
 
@@ -789,7 +743,7 @@ class Store(Closing):
         keep_last: int = 0,
         keep_every: int = 0,
         keep_best: str | Iterable[str] = (),
-    ) -> DeleteReport:
+    ) -> reports.DeleteReport:
         """Deletes all steps except the last ``keep_last``, the multiples of ``keep_every``, the
         best by a metric, those with tags, and those that wait for their copy to a mirror. Without
         arguments, the policy of the store applies (:meth:`set_policy`).
@@ -799,7 +753,7 @@ class Store(Closing):
                 (see :meth:`save`), ``"accuracy:3:max"`` those with the highest; or several of
                 these. Steps without the metric are not kept by it.
 
-        Raises Invalid if one is negative, or if none is given and the store has no policy.
+        Raises Invalid if none is given and the store has no policy.
         """
         return _retention.prune(self.opened, keep_last, keep_every, keep_best)
 
@@ -815,25 +769,22 @@ class Store(Closing):
         except newer ones. Without arguments, saves delete nothing any more.
 
         A copy of a step to this store is not such a save. In a multi-rank store rank 0 calls it
-        alone. Raises Invalid if a number is negative, a text cannot be understood, or the store was
-        opened for reading.
+        alone.
         """
         if keep_last < 0 or keep_every < 0:
             raise Invalid("set_policy: keep_last and keep_every must not be negative")
         self.opened.wait_for_last_save()
         self.opened.native.set_retention(keep_last, keep_every, best_texts(keep_best))
 
-    def policy(self) -> RetentionPolicy | None:
+    def policy(self) -> reports.RetentionPolicy | None:
         """The policy that saves apply (:meth:`set_policy`), or None."""
         return _retention.policy(self.opened)
 
     def set_compression(self, compress: bool) -> None:
         """Sets whether saves to this store compress what they write, unless they state otherwise:
         ``save``, ``save_async``, ``dcp.save``, imports and those of other processes from now on.
-        What is stored does not change; :meth:`compact` compresses it.
-
-        In a multi-rank store rank 0 calls it alone. Raises Invalid if the store was opened for
-        reading.
+        What is stored does not change; :meth:`compact` compresses it. In a multi-rank store rank 0
+        calls it alone.
         """
         self.opened.wait_for_last_save()
         self.opened.native.set_compression(compress)
@@ -852,7 +803,7 @@ class Store(Closing):
         max_rate: int | None = None,
         dry_run: bool = False,
         progress: Progress | None = None,
-    ) -> CompactReport:
+    ) -> reports.CompactReport:
         """Rewrites segments of which steps use only a part, and joins small segments. No step
         changes. The old segments are removed after the grace period (see :func:`cairn.open`).
 
@@ -868,12 +819,7 @@ class Store(Closing):
             max_rate: limit in bytes of payload per second; by default there is none.
             dry_run: only reports what would be rewritten.
 
-        Raises:
-            Corrupt: a page that would be moved does not match its digest.
-            Conflict: another process has taken over the store.
-            Invalid: the store was opened for reading, or is being compacted; an argument is out of
-                range.
-            Unavailable: a storage failed.
+        Raises Invalid if the store is being compacted.
         """
         if max_rate is not None and operator.index(max_rate) < 1:
             raise Invalid(f"max_rate={max_rate}: must be 1 or more")
@@ -915,16 +861,14 @@ class Store(Closing):
             records: records to add, replace or (``None``) remove (:meth:`record`). All others are
                 those of ``step``.
             overwrite: replaces the step ``into`` atomically if it exists.
-            progress: as in :func:`cairn.open`, for this call; a function is called with numbers of
-                records instead of bytes.
+            progress: a function is called with numbers of records instead of bytes.
 
         Raises:
-            NotFound: a step does not exist, a pattern or name selects no key, or a record that is
-                to be removed does not exist.
-            Conflict: the step ``into`` exists; a source was deleted in the meantime; another
-                process has taken over the store.
+            NotFound: a pattern or name selects no key, or a record that is to be removed does not
+                exist.
+            Conflict: the step ``into`` exists.
             Invalid: two keys would be equal, or a list would have gaps (``key`` names it); a record
-                is longer than 16 MiB or has a wrong name; the store was opened for reading.
+                is longer than 16 MiB or has a wrong name.
         """
         if graft_from is None and (graft is not None or under):
             raise Invalid("graft= and under= require graft_from=, the step that has the keys")
@@ -950,7 +894,7 @@ class Store(Closing):
         weights: Iterable[float] | None = None,
         overwrite: bool = False,
         progress: Progress | None = None,
-    ) -> MergeReport:
+    ) -> reports.MergeReport:
         """Makes the step ``into`` of weighted means of the floating-point tensors of ``steps``.
         All else is that of the last of them: other tensors, plain values, structure and chunks.
 
@@ -965,13 +909,10 @@ class Store(Closing):
                 ``steps``.
 
         Raises:
-            NotFound: a step does not exist.
-            Conflict: the step ``into`` exists; one of ``steps`` was deleted in the meantime;
-                another process has taken over the store.
-            Corrupt: bytes of a step are damaged.
+            Conflict: the step ``into`` exists.
             Invalid: fewer than two steps; their keys, dtypes, shapes or shared memory differ
                 (``key`` names the first); they differ in a tensor of 8-bit or 4-bit floats; the
-                weights have no positive sum; the store was opened for reading.
+                weights have no positive sum.
         """
         numbers = [step_number(step) for step in steps]
         factors = None if weights is None else [float(weight) for weight in weights]
@@ -1002,17 +943,12 @@ class Store(Closing):
             into: the number of the copy; in another store by default that of ``step``.
             to: the other store, open with mode ``"a"``, or its address; it is created if absent.
             overwrite: replaces the step ``into`` atomically if it exists.
-            progress: as in :func:`cairn.open`, of the copy to another store. A function may be
-                called on other threads.
+            progress: of the copy to another store. A function may be called on other threads.
 
         Raises:
-            NotFound: there is no such step.
-            Conflict: the step ``into`` exists, in another store with other contents; ``step`` was
-                deleted in the meantime; another process writes to the store that gets the copy.
-            Corrupt: bytes that are copied are damaged.
-            Invalid: neither ``into`` nor ``to`` is given; the store that gets the copy is open for
-                reading.
-            Unavailable: a storage failed, or ``progress`` has returned False.
+            Conflict: the step ``into`` exists, in another store with other contents; or another
+                process writes to the store that gets the copy.
+            Invalid: neither ``into`` nor ``to`` is given.
         """
         number = step_number(step)
         if to is None or to is self:
@@ -1035,11 +971,11 @@ class Store(Closing):
         """
         self.opened.mirrors.wait_for_all(timeout)
 
-    def mirror_status(self) -> list[MirrorStatus]:
+    def mirror_status(self) -> list[reports.MirrorStatus]:
         """The state of each mirror of this store; an empty list on ranks other than 0."""
         return self.opened.mirrors.status()
 
-    def observe(self, observer: Callable[[StoreEvent], object]) -> None:
+    def observe(self, observer: Callable[[reports.StoreEvent], object]) -> None:
         """Calls ``observer`` with a :class:`cairn.StoreEvent` after each save, load, pull, delete,
         prune, compact and merge of this store object, whether it succeeded or failed, and after
         each copy of a step to a mirror.

@@ -32,19 +32,12 @@ Place = tuple[_cairn.Store, int | None]
 """A store, and the step in it."""
 
 
-def load(
-    opened: Opened,
-    state: Any,
-    step: int | str | None,
-    options: LoadOptions,
-    prefix: str,
-    ignore_frozen: bool,
-) -> LoadReport:
+def load(opened: Opened, state: Any, step: int | str | None, options: LoadOptions) -> LoadReport:
     """See `Store.load`."""
     number = opened.number(step)
     opened.ranks.begin("load")
     place = locate(opened, number, opened.tiers)
-    report = load_from(opened, place, state, options, prefix, ignore_frozen)
+    report = load_from(opened, place, state, options)
     opened.ranks.warn()
     return report
 
@@ -75,25 +68,13 @@ def own_step(opened: Opened, step: int | None) -> int | None:
     return agree_on_step(opened.ranks, step, find)
 
 
-def load_from(
-    opened: Opened,
-    place: Place,
-    state: Any,
-    options: LoadOptions,
-    prefix: str = "",
-    ignore_frozen: bool = False,
-) -> LoadReport:
+def load_from(opened: Opened, place: Place, state: Any, options: LoadOptions) -> LoadReport:
     """Loads the step at `place`."""
 
-    def read(adapter: StatefulAdapter) -> Source:
-        return read_source(adapter, place, options, prefix)
-
     def plan(state: Any, source: Source) -> Load:
-        return Load(
-            place[0], state, source.contents, source.options, opened.ranks, source.skipped
-        )
+        return Load(place[0], state, source.contents, source.options, opened.ranks, source.skipped)
 
-    return run_load(opened, read, plan, state, prefix, ignore_frozen, options.device)
+    return run_load(opened, place, plan, state, options)
 
 
 class Source(NamedTuple):
@@ -107,17 +88,15 @@ class Source(NamedTuple):
 
 def run_load(
     opened: Opened,
-    read: Callable[[StatefulAdapter], Source],
+    place: Place,
     plan: Callable[[Any, Source], Load],
     state: Any,
-    prefix: str,
-    ignore_frozen: bool,
-    device: Any = None,
+    options: LoadOptions,
     is_update: bool = False,
 ) -> Any:
-    """Runs the load that ``plan`` makes of the adapted state and what is read for it. ``device``:
-    the one that the call names, if any. The next save to the opened store continues from the step,
-    which may be in another store. `is_update`: for a pull, which compares what the state has.
+    """Runs the load that ``plan`` makes of the adapted state and what is read for it. The next save
+    to the opened store continues from the step, which may be in another store. `is_update`: for a
+    pull, which compares what the state has.
 
     Raises on all ranks what one of them raises, and Invalid for unexpected keys if the load is
     strict.
@@ -125,8 +104,8 @@ def run_load(
     ranks = opened.ranks
 
     def plan_local() -> tuple[tuple[StatefulAdapter, Source, ObjectStates | Load], Any]:
-        adapter = StatefulAdapter(state, prefix, ignore_frozen)
-        source = read(adapter)
+        adapter = options.adapt(state)
+        source = read_source(adapter, place, options)
         if takes_contents(adapter):
             states = ObjectStates(adapter, *source)
             return (adapter, source, states), (states.lacking, False, True)
@@ -158,7 +137,7 @@ def run_load(
     if load.read_once and ranks.world_size > 1:
         _set_holders(ranks, load.requests)
         have_devices = any(reply[1] for reply in replies)
-        load.by_nccl = ranks.over_nccl(load.requests.devices(), have_devices, device)
+        load.by_nccl = ranks.over_nccl(load.requests.devices(), have_devices, options.device)
     report = ranks.run_together(load.run)
     # An object's load_state_dict may fail on one rank only.
     ranks.run_together(adapter.load_into_objects)
@@ -184,15 +163,14 @@ def _check_match(replies: list[Any], step: int) -> None:
         raise NotFound(text, key=key, step=step)
 
 
-def read_source(
-    adapter: StatefulAdapter, place: Place, options: LoadOptions, prefix: str
-) -> Source:
+def read_source(adapter: StatefulAdapter, place: Place, options: LoadOptions) -> Source:
     """Reads the records that a load needs. Raises NotFound if the patterns match no key."""
     frozen = adapter.frozen
     if options.strip_wrappers:
         frozen = [_cairn.without_wrappers(fqn) for fqn in frozen]
-    has_patterns = bool(options.patterns or prefix)
-    options = options._replace(patterns=all_patterns(options.patterns, prefix, frozen))
+    has_patterns = bool(options.patterns or options.prefix)
+    patterns = all_patterns(list(options.patterns), options.prefix, frozen)
+    options = options._replace(patterns=patterns)
     native, step = place
     contents = native.contents(step, [] if options.conversion else options.selected)
     if options.conversion is not None:
@@ -202,7 +180,7 @@ def read_source(
         if options.strip_wrappers and not options.plan(contents, {}).unexpected():
             from cairn._load.key_errors import no_match
 
-            raise no_match(options.patterns, contents)
+            raise no_match(patterns, contents)
     skipped = damaged_keys(native, contents) if options.skip_damaged else {}
     return Source(contents, options, skipped)
 

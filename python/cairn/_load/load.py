@@ -9,7 +9,7 @@ plain values are replaced. The C++ side plans the load of contiguous tensors
 from __future__ import annotations
 
 import io
-from collections.abc import Collection, Container
+from collections.abc import Collection, Container, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cairn import _cairn
@@ -39,6 +39,7 @@ from cairn._tensors.sources import (
     is_tensor_like,
     is_torch_tensor,
 )
+from cairn._tensors.stateful import StatefulAdapter
 from cairn._tensors.subclasses import SUBCLASS_KEY, with_inner
 from cairn._tensors.subclasses import check_same as check_same_subclass
 from cairn._tensors.targets import (
@@ -59,15 +60,17 @@ _MUTABLE = (*MAPPINGS, LIST)
 
 
 class LoadOptions(NamedTuple):
-    """The options of a load."""
+    """The options of `Store.load`, `pull` and `check`."""
 
-    strict: bool
-    allow_pickle: bool
-    patterns: list[str]
+    strict: bool = True
+    patterns: Sequence[str] = ()
     """Leaves that these do not match are skipped, in the step and in the state."""
-    device: Any
+    prefix: str = ""
+    ignore_frozen: bool = False
+    allow_pickle: bool = False
+    device: Any = None
     """Device of new tensors for meta tensors; None: the group's, or torch's default."""
-    read_once: bool
+    read_once: bool = False
     skip_damaged: bool = False
     strip_wrappers: bool = False
     """Whether names match without those of wrappers (_cairn.without_wrappers)."""
@@ -78,12 +81,16 @@ class LoadOptions(NamedTuple):
     @property
     def selected(self) -> list[str]:
         """The patterns of what is read: a plan selects names without wrappers by itself."""
-        return [] if self.strip_wrappers else self.patterns
+        return [] if self.strip_wrappers else list(self.patterns)
+
+    def adapt(self, state: Any) -> StatefulAdapter:
+        return StatefulAdapter(state, self.prefix, self.ignore_frozen)
 
     def plan(
         self, contents: _cairn.Contents, state: Any, skipped: Collection[str] = ()
     ) -> _cairn.LoadPlan:
-        return _cairn.LoadPlan(contents, state, self.patterns, list(skipped), self.strip_wrappers)
+        patterns = list(self.patterns)
+        return _cairn.LoadPlan(contents, state, patterns, list(skipped), self.strip_wrappers)
 
 
 class Load:
@@ -116,9 +123,7 @@ class Load:
         self._options = options
         self._skipped = skipped or {}
         # Ranks exchange stored chunks, not converted ones.
-        self.read_once = (
-            options.read_once and ranks.world_size > 1 and not contents.is_converted
-        )
+        self.read_once = options.read_once and ranks.world_size > 1 and not contents.is_converted
         self.by_nccl = False
         plan = options.plan(contents, state, self._skipped)
         self._missing, self.unexpected = plan.missing(), plan.unexpected()
@@ -408,9 +413,7 @@ class OtherLeaves:
         self._targets.append(target)
         self.has_new_shards = self.has_new_shards or target.finish is not None
 
-    def _request(
-        self, index: int, leaf: TensorLeaf, target: Target, is_new: bool = False
-    ) -> None:
+    def _request(self, index: int, leaf: TensorLeaf, target: Target, is_new: bool = False) -> None:
         self._check_same(leaf, target.dtype, target.shape)
         has_base = not is_new and target.finish is None
         if self._plan.request(index, target.strides, target.address, target.device, has_base):

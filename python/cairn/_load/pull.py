@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from cairn import _cairn
 from cairn._base import devices
-from cairn._base.patterns import Patterns, clean_prefix, pattern_list, patterns_for
+from cairn._base.patterns import patterns_for
 from cairn._base.steps import step_number
-from cairn._load.in_place import Source, own_step, read_source, run_load
+from cairn._load.in_place import Source, own_step, run_load
 from cairn._load.load import Load, LoadOptions
 from cairn._opened.opened import Opened
 from cairn._ranks.ranks import Ranks
 from cairn._tensors.contents import ValueLeaf, leaf_at
-from cairn._tensors.stateful import StatefulAdapter
 from cairn.errors import Invalid
 
 if TYPE_CHECKING:
@@ -54,35 +53,19 @@ def _await_change(native: _cairn.Store, deadline: float) -> None:
 
 
 def pull(
-    opened: Opened,
-    state: Any,
-    since: int,
-    step: int | str | None,
-    strict: bool,
-    keys: Patterns,
-    prefix: str,
-    ignore_frozen: bool,
-    allow_pickle: bool,
-    strip_wrappers: bool,
+    opened: Opened, state: Any, since: int, step: int | str | None, options: LoadOptions
 ) -> PullReport:
     """See `Store.pull`."""
-    since, prefix, ranks = step_number(since), clean_prefix(prefix), opened.ranks
+    since, ranks = step_number(since), opened.ranks
     number = opened.number(step)
     ranks.begin("pull")
     native, number = _both(opened, since, number)
-
-    options = LoadOptions(
-        strict, allow_pickle, pattern_list(keys), None, False, strip_wrappers=strip_wrappers
-    )
-
-    def read(adapter: StatefulAdapter) -> Source:
-        return read_source(adapter, (native, number), options, prefix)
 
     def plan(state: Any, source: Source) -> _Pull:
         base = native.contents(since, source.options.selected)
         return _Pull(native, state, base, source.contents, source.options, ranks)
 
-    report = run_load(opened, read, plan, state, prefix, ignore_frozen, is_update=True)
+    report = run_load(opened, (native, number), plan, state, options, is_update=True)
     ranks.warn()
     return report
 

@@ -209,10 +209,7 @@ class Resume:
         patterns = [f"!{FILES}", f"!{WEIGHTS}", *(f"!{part.key}" for part in parts)]
         options = LoadOptions(
             self._options.strict,
-            False,
             patterns,
-            None,
-            False,
             strip_wrappers=self._options.strip_wrappers,
             is_resume=True,
         )
