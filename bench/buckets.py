@@ -29,16 +29,15 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "build" / "python")]
 
-import torch  # noqa: E402
+import torch
 
-from common import measure, report  # noqa: E402
-from common.array_libraries import TensorStore  # noqa: E402
-from common.child import run_in_child  # noqa: E402
-from common.library import Cairn, Library  # noqa: E402
-from common.states import Tensors, fill, zeros_like  # noqa: E402
-from common.torch_libraries import Dcp  # noqa: E402
+from common import measure, report
+from common.array_libraries import TensorStore
+from common.child import run_in_child
+from common.library import Cairn, Library
+from common.states import Tensors, fill, zeros_like
+from common.torch_libraries import Dcp
 
 PART_BYTES = 8 << 20
 DEPTH = 16

@@ -28,19 +28,16 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # a process that forks must not have threads
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "build" / "python")]
-
 try:
     import numpy  # noqa: F401
     import torch  # noqa: F401
 except ImportError as error:
     sys.exit(f"compare.py: {error}; run it with .venv/bin/python, which tools/setup.sh creates")
 
-from common import report  # noqa: E402
-from common.limits import Fio  # noqa: E402
-from common.states import MAKERS, make_state  # noqa: E402
-from common.works import PEERS, WORKS, Runner, Work, turns  # noqa: E402
+from common import report
+from common.limits import Fio
+from common.states import MAKERS, make_state
+from common.works import PEERS, WORKS, Runner, Work, turns
 
 SPENT = ("seconds", "cpu_seconds", "peak_bytes", "read_bytes", "write_bytes")
 COLUMNS = (

@@ -18,21 +18,17 @@ import argparse
 import os
 import shutil
 import statistics
-import sys
 import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "build" / "python")]
+import torch
+from common import measure
+from common.states import total_bytes, transformer_shapes
 
-import torch  # noqa: E402
-from common import measure  # noqa: E402
-from common.states import total_bytes, transformer_shapes  # noqa: E402
-
-import cairn  # noqa: E402
+import cairn
 
 TRANSFORMER_BYTES = 4.4e9  # of scale 1
 PAGE = 65536

@@ -20,19 +20,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "build" / "python"), str(ROOT / "tools" / "demo")]
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tools" / "demo"))
 
-import numpy  # noqa: E402
-import torch  # noqa: E402
-import zipnn  # noqa: E402
-import zstandard  # noqa: E402
-from gpt import GPT, Config, next_batch, read_documents  # noqa: E402
+import numpy
+import torch
+import zipnn
+import zstandard
+from common import report
+from common.measure import first_difference
+from common.states import Tensors, byte_view, total_bytes
+from gpt import GPT, Config, next_batch, read_documents
 
-import cairn  # noqa: E402
-from common import report  # noqa: E402
-from common.measure import first_difference  # noqa: E402
-from common.states import Tensors, byte_view, total_bytes  # noqa: E402
+import cairn
 
 RATES = (3e-7, 1e-6, 2e-6, 4e-6, 1e-5, 3e-5, 1e-4)
 WAYS: dict[str, dict[str, Any]] = {

@@ -25,18 +25,15 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "build" / "python")]
+import torch
 
-import torch  # noqa: E402
-
-from common import report  # noqa: E402
-from common.array_libraries import Orbax, TensorStore  # noqa: E402
-from common.child import run_in_child  # noqa: E402
-from common.library import Cairn, Library  # noqa: E402
-from common.measure import files_of, first_difference  # noqa: E402
-from common.states import Tensors, fill  # noqa: E402
-from common.torch_libraries import Dcp, Moonclip, Safetensors  # noqa: E402
+from common import report
+from common.array_libraries import Orbax, TensorStore
+from common.child import run_in_child
+from common.library import Cairn, Library
+from common.measure import files_of, first_difference
+from common.states import Tensors, fill
+from common.torch_libraries import Dcp, Moonclip, Safetensors
 
 KINDS = {kind.name: kind for kind in (Cairn, Dcp, Safetensors, Moonclip, TensorStore, Orbax)}
 DEADLINE_S = 600.0

@@ -24,13 +24,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "build" / "python")]
+import torch
 
-import torch  # noqa: E402
-
-from common import report  # noqa: E402
-from common.measure import evict, files_of, sync_tree  # noqa: E402
+from common import report
+from common.measure import evict, files_of, sync_tree
 
 SAVES, RESUMED = 4, 2
 MIB = 1 << 20

@@ -47,9 +47,21 @@ def run_cases(program: Path, cases: list[str]) -> tuple[str, dict[str, float], d
         out = Path(folder) / "callgrind"
         work = Path(folder) / "work"
         done = subprocess.run(
-            ["valgrind", "--quiet", "--tool=callgrind", "--instr-atstart=no", "--vgdb=no",
-             f"--callgrind-out-file={out}", program, work, *cases],
-            capture_output=True, text=True, timeout=300, env=os.environ | COUNTED_COPIES,
+            [
+                "valgrind",
+                "--quiet",
+                "--tool=callgrind",
+                "--instr-atstart=no",
+                "--vgdb=no",
+                f"--callgrind-out-file={out}",
+                program,
+                work,
+                *cases,
+            ],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            env=os.environ | COUNTED_COPIES,
         )
         if done.returncode != 0:
             raise CannotCount(f"the cases failed: {done.stderr.strip()[-500:]}")
@@ -133,12 +145,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", nargs="+", default=[], metavar="CASE",
-                        help="names of cases in bench/regression/main.cc")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=[],
+        metavar="CASE",
+        help="names of cases in bench/regression/main.cc",
+    )
     parser.add_argument("--update", action="store_true", help="rewrite the baselines")
     parser.add_argument("--baselines", type=Path, default=BASELINES, metavar="FILE")
-    parser.add_argument("--program", type=Path, default=ROOT / "build/bin/cairn_regression",
-                        metavar="FILE")
+    parser.add_argument(
+        "--program", type=Path, default=ROOT / "build/bin/cairn_regression", metavar="FILE"
+    )
     arguments = parser.parse_args()
     if arguments.update and arguments.only:
         parser.error("--update requires all cases")

@@ -25,17 +25,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "build" / "python")]
+import numpy
+import torch
+from common import report
+from common.child import run_in_child
+from common.library import KV_BENCH
+from common.measure import Meter
 
-import numpy  # noqa: E402
-import torch  # noqa: E402
-
-import cairn  # noqa: E402
-from common import report  # noqa: E402
-from common.child import run_in_child  # noqa: E402
-from common.library import KV_BENCH  # noqa: E402
-from common.measure import Meter  # noqa: E402
+import cairn
 
 Figures = dict[str, dict[str, float]]
 DEADLINE_S = 3600.0

@@ -72,8 +72,8 @@ def test_exports_refuse_what_is_repeated(repeating, admin, tmp_path, step, key):
     assert loaded[key].numel() >= 1 << 40
 
 
-@pytest.mark.parametrize("mask", [0o077, 0o002, 0])
-def test_modes_are_those_that_the_umask_leaves(tmp_path, admin, dump, mask):
+def test_modes_are_those_that_the_umask_leaves(tmp_path, admin, dump):
+    mask = 0o026
     before = os.umask(mask)
     try:
         with cairn.open(tmp_path / "store", mode="a") as store:

@@ -11,7 +11,15 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from tool_programs import BIN_DIR, assert_equal, import_model, run_program, small_model, steps_of
+from tool_programs import (
+    BIN_DIR,
+    assert_equal,
+    import_model,
+    run_interop,
+    run_program,
+    small_model,
+    steps_of,
+)
 
 
 def test_import_and_export_give_the_same_tensors(admin, tmp_path):
@@ -190,15 +198,15 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_a_refused_import_leaves_no_store(admin, dump, tmp_path, kind):
+def test_a_refused_import_leaves_no_store(admin, tmp_path, kind):
     state, options = REFUSED[kind]
     torch.save(state, tmp_path / "state.pt")
     words = "import", tmp_path / "s", "--step", 1, tmp_path / "state.pt", *options
-    refused = admin(*words, status=2)
+    refused = run_interop(*words, status=2)
     assert not (tmp_path / "s").exists(), refused.err
     # The same call is refused in a store that exists, and does not change its steps.
     import_model(admin, tmp_path, tmp_path / "s", 0, small_model())
-    admin(*words, status=2)
+    run_interop(*words, status=2)
     assert steps_of(tmp_path / "s") == [0]
 
 

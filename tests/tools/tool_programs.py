@@ -66,8 +66,9 @@ def run_interop(verb, *words, status=None, **options):
             step = step or opened.steps()[-1]
         count = next((i for i, word in enumerate(words) if word.startswith("--")), len(words))
         patterns = [f"--pattern={pattern}" for pattern in words[2:count]]
-        is_dcp = words[1].rstrip("/").endswith(".dcp")
-        form = [] if "--format" in words else ["--format", "dcp" if is_dcp else "torch"]
+        suffix = pathlib.Path(words[1]).suffix
+        kind = suffix[1:] if suffix in (".dcp", ".safetensors") else "torch"
+        form = [] if "--format" in words else ["--format", kind]
         words = [store, words[1], "--step", str(step), *form, *patterns, *words[count:]]
     out, err = io.StringIO(), io.StringIO()
     limit, handler = sys.getrecursionlimit(), signal.getsignal(signal.SIGTERM)
