@@ -18,19 +18,7 @@ namespace cairn::cuda {
 namespace {
 
 using internal::Check;
-using internal::CudaQueue;
-using internal::DeviceBuffer;
 using internal::DeviceHeap;
-
-class Memory final : public core::DeviceMemory {
- public:
-  explicit Memory(DeviceBuffer buffer) : buffer_(std::move(buffer)) {}
-  std::byte* data() const override { return reinterpret_cast<std::byte*>(buffer_.data()); }
-  uint64_t length_bytes() const override { return buffer_.length_bytes(); }
-
- private:
-  const DeviceBuffer buffer_;
-};
 
 class Backend final : public core::DeviceBackend {
  public:
@@ -38,32 +26,34 @@ class Backend final : public core::DeviceBackend {
       : device_count_(static_cast<size_t>(device_count)), devices_(device_count_) {}
 
   Result<std::shared_ptr<core::DeviceQueue>> OpenQueue(int device) override {
-    CAIRN_TRY_ASSIGN(const std::shared_ptr<DeviceHeap> heap, HeapOf(device));
-    std::unique_ptr<CudaQueue> queue;
+    CAIRN_TRY_ASSIGN(const auto heap, HeapOf(device));
+    std::unique_ptr<core::DeviceQueue> queue;
     {
       const MutexLock lock(mutex_);
-      std::vector<std::unique_ptr<CudaQueue>>& idle = devices_[static_cast<size_t>(device)].idle;
+      auto& idle = devices_[static_cast<size_t>(device)].idle;
       if (!idle.empty()) {
         queue = std::move(idle.back());
         idle.pop_back();
       }
     }
     if (queue == nullptr) {
-      CAIRN_TRY_ASSIGN(queue, CudaQueue::Make(heap));
+      CAIRN_TRY_ASSIGN(queue, internal::MakeQueue(heap));
     }
+    // Keeps the queue, and so its buffers, for the next user.
     return std::shared_ptr<core::DeviceQueue>(queue.release(), [this](core::DeviceQueue* used) {
-      GiveBack(std::unique_ptr<CudaQueue>(static_cast<CudaQueue*>(used)));
+      used->Reset();
+      const MutexLock lock(mutex_);
+      devices_[static_cast<size_t>(used->device())].idle.emplace_back(used);
     });
   }
 
-  Result<std::unique_ptr<core::DeviceMemory>> Allocate(int device, uint64_t length_bytes) override {
-    CAIRN_TRY_ASSIGN(const std::shared_ptr<DeviceHeap> heap, HeapOf(device));
-    CAIRN_TRY_ASSIGN(DeviceBuffer buffer, heap->Allocate(length_bytes));
-    return std::make_unique<Memory>(std::move(buffer));
+  Result<core::DeviceMemory> Allocate(int device, uint64_t length_bytes) override {
+    CAIRN_TRY_ASSIGN(const auto heap, HeapOf(device));
+    return heap->Allocate(length_bytes);
   }
 
   Result<uint64_t> FreeBytes(int device) override {
-    CAIRN_TRY_ASSIGN(const std::shared_ptr<DeviceHeap> heap, HeapOf(device));
+    CAIRN_TRY_ASSIGN(const auto heap, HeapOf(device));
     return heap->FreeBytes();
   }
 
@@ -87,17 +77,17 @@ class Backend final : public core::DeviceBackend {
 
  private:
   struct Device {
-    std::shared_ptr<DeviceHeap> heap;  // shared with its buffers
-    std::vector<std::unique_ptr<CudaQueue>> idle;
+    std::shared_ptr<const DeviceHeap> heap;  // shared with the memory that it has allocated
+    std::vector<std::unique_ptr<core::DeviceQueue>> idle;
   };
 
-  Result<std::shared_ptr<DeviceHeap>> HeapOf(int device) {
+  Result<std::shared_ptr<const DeviceHeap>> HeapOf(int device) {
     if (device < 0 || static_cast<size_t>(device) >= device_count_) {
       return Fail(ErrorCode::kInvalidArgument,
                   fmt::format("there is no GPU {}; this process sees {}", device, device_count_));
     }
     const MutexLock lock(mutex_);
-    std::shared_ptr<DeviceHeap>& heap = devices_[static_cast<size_t>(device)].heap;
+    std::shared_ptr<const DeviceHeap>& heap = devices_[static_cast<size_t>(device)].heap;
     if (heap == nullptr) {
       CAIRN_TRY_ASSIGN(heap, DeviceHeap::Make(device));
     }
@@ -114,13 +104,6 @@ class Backend final : public core::DeviceBackend {
     int current = 0;
     internal::Ignore(cudaGetDevice(&current));
     return current;
-  }
-
-  // Keeps the queue, and so its buffers, for the next save.
-  void GiveBack(std::unique_ptr<CudaQueue> queue) {
-    queue->Reset();
-    const MutexLock lock(mutex_);
-    devices_[static_cast<size_t>(queue->device())].idle.push_back(std::move(queue));
   }
 
   const size_t device_count_;

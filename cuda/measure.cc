@@ -6,13 +6,14 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
+#include <memory>
+#include <type_traits>
 #include <vector>
 
 #include "cuda/backend.h"
 #include "cuda/internal/cuda_call.h"
 #include "cuda/internal/device_heap.h"
-#include "cuda/internal/device_job.h"
-#include "cuda/internal/digest_kernel.h"
+#include "cuda/internal/kernels.h"
 #include "cuda/internal/stream.h"
 #include "kv/base/digest.h"
 
@@ -20,7 +21,6 @@ namespace cairn::cuda {
 namespace {
 
 using internal::Check;
-using internal::DeviceBuffer;
 using internal::DeviceHeap;
 using internal::DeviceScope;
 using internal::Stream;
@@ -28,24 +28,15 @@ using internal::Stream;
 constexpr uint64_t kChunkBytes = 4 << 20;
 
 /// An event that measures time, unlike internal::Event.
-class TimedEvent {
- public:
-  static Result<TimedEvent> Make() {
-    TimedEvent event;
-    CAIRN_TRY(Check(cudaEventCreate(&event.event_), "creating an event"));
-    return event;
-  }
-  TimedEvent(TimedEvent&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
-  TimedEvent& operator=(TimedEvent&&) = delete;
-  ~TimedEvent() {
-    if (event_ != nullptr) internal::Ignore(cudaEventDestroy(event_));
-  }
-  cudaEvent_t get() const { return event_; }
+using TimedEvent = std::unique_ptr<std::remove_pointer_t<cudaEvent_t>, void (*)(cudaEvent_t)>;
 
- private:
-  TimedEvent() = default;
-  cudaEvent_t event_ = nullptr;
-};
+Result<TimedEvent> RecordNow(const Stream& stream) {
+  cudaEvent_t event = nullptr;
+  CAIRN_TRY(Check(cudaEventCreate(&event), "creating an event"));
+  TimedEvent owned(event, [](cudaEvent_t freed) { internal::Ignore(cudaEventDestroy(freed)); });
+  CAIRN_TRY(Check(cudaEventRecord(event, stream.get()), "recording an event"));
+  return owned;
+}
 
 std::string VersionText(int version) {
   return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
@@ -116,11 +107,9 @@ class Gpu final : public PlainGpu {
                             const std::function<cudaError_t(const internal::DigestLaunch&)>& run) {
     const DeviceScope scope(device_);
     CAIRN_TRY_ASSIGN(const internal::DigestLaunch launch, Prepare(source, length_bytes));
-    CAIRN_TRY_ASSIGN(const TimedEvent begin, TimedEvent::Make());
-    CAIRN_TRY_ASSIGN(const TimedEvent end, TimedEvent::Make());
-    CAIRN_TRY(Check(cudaEventRecord(begin.get(), stream_.get()), "recording an event"));
+    CAIRN_TRY_ASSIGN(const TimedEvent begin, RecordNow(stream_));
     CAIRN_TRY(Check(run(launch), "starting a kernel"));
-    CAIRN_TRY(Check(cudaEventRecord(end.get(), stream_.get()), "recording an event"));
+    CAIRN_TRY_ASSIGN(const TimedEvent end, RecordNow(stream_));
     CAIRN_TRY(stream_.Synchronize());
     float milliseconds = 0;
     CAIRN_TRY(
@@ -159,10 +148,10 @@ class Gpu final : public PlainGpu {
 
   const int device_;
   GpuDescription description_;
-  std::shared_ptr<DeviceHeap> heap_;  // shared with its buffers
-  DeviceBuffer jobs_;
-  DeviceBuffer page_digests_;
-  DeviceBuffer changed_;
+  std::shared_ptr<const DeviceHeap> heap_;  // shared with the memory that it has allocated
+  core::DeviceMemory jobs_;
+  core::DeviceMemory page_digests_;
+  core::DeviceMemory changed_;
   Stream stream_;  // after the buffers: it is destroyed first, and its work uses them
 };
 

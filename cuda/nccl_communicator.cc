@@ -33,8 +33,6 @@ using internal::NcclHandle;
 using internal::NcclLibrary;
 using internal::NcclTransfers;
 
-static_assert(kMinNcclBufferBytes >= NcclTransfers::kMinBufferBytes);
-
 /// Limit of the waits after an abort and in the destructor, which are normally short.
 constexpr std::chrono::milliseconds kGrace = std::chrono::seconds(5);
 
@@ -185,10 +183,6 @@ Result<void> CheckOptions(const NcclOptions& options) {
   };
   if (options.timeout.count() <= 0) {
     return invalid(fmt::format("a timeout of {} ms is not above 0", options.timeout.count()));
-  }
-  if (options.buffer_bytes < kMinNcclBufferBytes) {
-    return invalid(
-        fmt::format("buffer_bytes of {} is below {}", options.buffer_bytes, kMinNcclBufferBytes));
   }
   int device_count = 0;
   CAIRN_TRY(internal::Check(cudaGetDeviceCount(&device_count), "counting the GPUs"));

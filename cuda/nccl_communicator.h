@@ -28,8 +28,8 @@ struct NcclOptions {
   std::optional<std::chrono::milliseconds> connect_timeout;
 
   /// Device memory that ranges in host memory pass through. Each communicator allocates it once,
-  /// also communicators that are split from this one. Must be equal on all ranks and at least
-  /// kMinNcclBufferBytes.
+  /// also communicators that are split from this one. Must be equal on all ranks and at least 1 KiB
+  /// per rank and 256 bytes.
   uint64_t buffer_bytes = 64ull << 20;
 
   /// A cudaStream_t of `device`; null for the default stream. It must stay valid as long as the
@@ -45,8 +45,6 @@ struct NcclOptions {
   /// them.
   std::shared_ptr<NcclStop> stop;
 };
-
-inline constexpr uint64_t kMinNcclBufferBytes = 64ull << 10;
 
 /// Connects the ranks of `host`, with the same rank numbers. Collective. `host` may be any other
 /// communicator and is not needed afterwards. If one rank fails, all ranks return the error of the

@@ -26,12 +26,25 @@ struct DeviceStream {
   void* stream = nullptr;
 };
 
-/// Page digests of one call, in device memory: 8 bytes per 64 KiB. Ownership: owns the memory.
+/// Uninitialized memory of one device. Ownership: shared by its copies; the last one frees it.
 /// Threads: safe; immutable.
-class DevicePageDigests {
+class DeviceMemory {
  public:
-  virtual ~DevicePageDigests() = default;
-  virtual uint64_t page_count() const = 0;
+  /// No memory.
+  DeviceMemory() = default;
+  DeviceMemory(std::shared_ptr<std::byte> memory, uint64_t length_bytes)
+      : memory_(std::move(memory)), length_bytes_(length_bytes) {}
+
+  std::byte* data() const { return memory_.get(); }
+  template <typename T>
+  T* As() const {
+    return reinterpret_cast<T*>(data());
+  }
+  uint64_t length_bytes() const { return length_bytes_; }
+
+ private:
+  std::shared_ptr<std::byte> memory_;
+  uint64_t length_bytes_ = 0;
 };
 
 /// Payload whose pages a device digests: a chunk of a tensor in device memory.
@@ -50,6 +63,8 @@ class DeviceFence {
   virtual ~DeviceFence() = default;
   /// Blocks the calling thread until the device has reached the point.
   virtual Result<void> Await() const = 0;
+  /// Returns whether the device has reached the point. Does not wait.
+  virtual Result<bool> Passed() const = 0;
   /// Makes all work that is enqueued on `stream` from now on run after the point. Does not wait.
   virtual Result<void> MakeStreamWait(void* stream) const = 0;
 };
@@ -97,47 +112,32 @@ class DeviceQueue {
   virtual Result<void> Unpack(const std::byte* source, uint64_t count, const TensorTarget& target,
                               uint64_t begin_bytes) = 0;
 
-  /// After an error: discards what was collected and waits for the enqueued work. All marks have
-  /// then passed.
+  /// After an error: discards what was collected and waits for the enqueued work.
   virtual void Reset() = 0;
 
-  /// A point in the work of this queue, after everything that was enqueued before it. Flush starts
-  /// all collected work and returns its mark; Passed does not wait.
-  using Mark = uint64_t;
-  virtual Result<Mark> Flush() = 0;
-  virtual Result<bool> Passed(Mark mark) = 0;
-  /// Blocks the calling thread until the queue has passed `mark`.
-  virtual Result<void> Await(Mark mark) = 0;
-  /// Flushes, and returns the point after everything that the queue contains now.
-  virtual Result<std::shared_ptr<const DeviceFence>> Fence() = 0;
+  /// Starts all collected work, and returns the point after everything that the queue contains now.
+  virtual Result<std::shared_ptr<const DeviceFence>> Flush() = 0;
 
   /// The page digests of all jobs, in their order, bit-identical to kv/base/digest.h. Each job
   /// begins a new page. `changed` has one bit per page, which is set if the job has no base or the
   /// digest differs from the base's digest.
   struct Digests {
-    std::shared_ptr<const DevicePageDigests> page_digests;
+    DeviceMemory page_digests;      // a uint64_t per page; never written again
     std::vector<uint64_t> changed;  // bit p % 64 of word p / 64
 
     bool IsChanged(uint64_t page) const { return changed[page / 64] >> (page % 64) & 1; }
   };
-  /// Digests the pages of `jobs`. `base` may be null. Waits for the result.
-  virtual Result<Digests> Digest(std::span<const DigestJob> jobs,
-                                 const DevicePageDigests* base) = 0;
+  /// Digests the pages of `jobs`. `base` has page digests of the same device, or nothing if no job
+  /// has a base. Waits for the result.
+  virtual Result<Digests> Digest(std::span<const DigestJob> jobs, const DeviceMemory& base) = 0;
   struct PageRange {
     uint64_t first = 0;
     uint64_t count = 0;
   };
-  /// Copies the digests of `ranges` to the host. Waits.
-  virtual Result<std::vector<uint64_t>> FetchPageDigests(const DevicePageDigests& page_digests,
+  /// Copies the digests of `ranges` to the host: one copy of everything from the first to the last.
+  /// Waits.
+  virtual Result<std::vector<uint64_t>> FetchPageDigests(const DeviceMemory& page_digests,
                                                          std::span<const PageRange> ranges) = 0;
-};
-
-/// Uninitialized memory of one device. Ownership: owns the memory. Threads: safe; immutable.
-class DeviceMemory {
- public:
-  virtual ~DeviceMemory() = default;
-  virtual std::byte* data() const = 0;
-  virtual uint64_t length_bytes() const = 0;
 };
 
 /// The accelerators of this process. Threads: all members are safe.
@@ -149,7 +149,7 @@ class DeviceBackend {
   /// with its buffers, to the backend. kInvalidArgument: there is no such device.
   virtual Result<std::shared_ptr<DeviceQueue>> OpenQueue(int device) = 0;
   /// kResourceExhausted: there is not enough memory; names the device and its free memory.
-  virtual Result<std::unique_ptr<DeviceMemory>> Allocate(int device, uint64_t length_bytes) = 0;
+  virtual Result<DeviceMemory> Allocate(int device, uint64_t length_bytes) = 0;
   /// Device memory that Allocate could currently return.
   virtual Result<uint64_t> FreeBytes(int device) = 0;
 

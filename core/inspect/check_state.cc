@@ -372,10 +372,10 @@ class Check {
     }
     if (jobs.empty()) return {};
     DeviceQueue& queue = queues_.On(device);
-    CAIRN_TRY_ASSIGN(const DeviceQueue::Digests digests, queue.Digest(jobs, nullptr));
+    CAIRN_TRY_ASSIGN(const DeviceQueue::Digests digests, queue.Digest(jobs, {}));
     const DeviceQueue::PageRange all{.first = 0, .count = pages};
     CAIRN_TRY_ASSIGN(const std::vector<uint64_t> page_digests,
-                     queue.FetchPageDigests(*digests.page_digests, {&all, 1}));
+                     queue.FetchPageDigests(digests.page_digests, {&all, 1}));
     auto at = page_digests.begin();
     for (Piece* const piece : digested) {
       const auto end = at + static_cast<ptrdiff_t>(piece->page_count());

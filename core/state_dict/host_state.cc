@@ -81,7 +81,7 @@ Result<HostState> HostState::Allocate(StateDict state, const HostMemoryOptions& 
     } else if (layout.length_bytes() > 0) {
       CAIRN_TRY_ASSIGN(DeviceBackend* const backend, FindDeviceBackend());
       CAIRN_TRY_ASSIGN(auto memory, backend->Allocate(device, layout.length_bytes()));
-      layout.PointInto(memory->data());
+      layout.PointInto(memory.data());
       result.device_memory_.push_back(std::move(memory));
     }
   }

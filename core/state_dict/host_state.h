@@ -40,7 +40,7 @@ class HostState {
  private:
   StateDict state_;
   HostMemory memory_;
-  std::vector<std::unique_ptr<DeviceMemory>> device_memory_;
+  std::vector<DeviceMemory> device_memory_;
 };
 
 }  // namespace cairn::core

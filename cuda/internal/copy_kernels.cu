@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "cuda/internal/copy_kernels.h"
+#include "cuda/internal/kernels.h"
 
 namespace cairn::cuda::internal {
 namespace {

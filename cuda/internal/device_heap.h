@@ -3,10 +3,13 @@
 /// cudaMalloc and cudaFree may block it, so the stream-ordered allocator is used, on a stream that
 /// carries nothing else.
 
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "core/device/device.h"
@@ -14,58 +17,69 @@
 
 namespace cairn::cuda::internal {
 
-class DeviceHeap;
-
-/// Device memory. Ownership: move-only. The destructor frees the memory, so all work that uses it
-/// must have ended.
-class DeviceBuffer {
- public:
-  DeviceBuffer() = default;
-  DeviceBuffer(DeviceBuffer&& other) noexcept { Swap(other); }
-  DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
-    DeviceBuffer(std::move(other)).Swap(*this);
-    return *this;
-  }
-  ~DeviceBuffer();
-
-  unsigned char* data() const { return data_; }
-  template <typename T>
-  T* As() const {
-    return reinterpret_cast<T*>(data_);
-  }
-  uint64_t length_bytes() const { return length_bytes_; }
-
- private:
-  friend class DeviceHeap;
-  void Swap(DeviceBuffer& other) noexcept {
-    std::swap(heap_, other.heap_);
-    std::swap(data_, other.data_);
-    std::swap(length_bytes_, other.length_bytes_);
-  }
-  std::shared_ptr<const DeviceHeap>
-      heap_;  // shared: a buffer may outlive the queue that allocated it
-  unsigned char* data_ = nullptr;
-  uint64_t length_bytes_ = 0;
-};
-
-/// The memory of one device. Ownership: shared with its buffers. Threads: all members are safe.
+/// The memory of one device. Ownership: shared with the memory that it has allocated. Threads: all
+/// members are safe.
 class DeviceHeap : public std::enable_shared_from_this<DeviceHeap> {
  public:
   /// kResourceExhausted, kUnavailable: the stream cannot be created.
-  static Result<std::shared_ptr<DeviceHeap>> Make(int device);
+  static Result<std::shared_ptr<const DeviceHeap>> Make(int device) {
+    auto heap = std::shared_ptr<DeviceHeap>(new DeviceHeap(device));
+    const DeviceScope scope(device);
+    CAIRN_TRY(Check(
+        cudaDeviceGetAttribute(&heap->multiprocessors_, cudaDevAttrMultiProcessorCount, device),
+        "querying the attributes of the GPU"));
+    CAIRN_TRY_ASSIGN(heap->stream_, Stream::Make());
+    return heap;
+  }
 
   int device() const { return device_; }
   int multiprocessors() const { return multiprocessors_; }
-  /// Returns memory that any stream may use at once; an empty buffer for 0 bytes.
-  /// kResourceExhausted: the message names the device and its free memory.
-  Result<DeviceBuffer> Allocate(uint64_t length_bytes) const;
-  /// Makes the buffer at least this long. If it has to grow, its contents are lost.
-  Result<void> Grow(DeviceBuffer& buffer, uint64_t length_bytes) const;
+
+  /// Returns memory that any stream may use at once; all work that uses it must have ended when it
+  /// is freed. Returns no memory for 0 bytes. kResourceExhausted: the message names the device and
+  /// its free memory.
+  Result<core::DeviceMemory> Allocate(uint64_t length_bytes) const {
+    if (length_bytes == 0) return core::DeviceMemory();
+    const DeviceScope scope(device_);
+    void* memory = nullptr;
+    const cudaError_t status = cudaMallocAsync(&memory, length_bytes, stream_.get());
+    if (status == cudaErrorMemoryAllocation) {
+      (void)cudaGetLastError();
+      const auto free_bytes = FreeBytes();
+      return Fail(ErrorCode::kResourceExhausted,
+                  fmt::format("GPU {} has no {} bytes left ({} bytes are free); free memory, or "
+                              "configure Cairn to use less",
+                              device_, length_bytes, free_bytes.value_or(0)));
+    }
+    CAIRN_TRY(Check(status, "allocating GPU memory"));
+    const auto free = [heap = shared_from_this()](std::byte* freed) {
+      const DeviceScope scope(heap->device_);
+      Ignore(cudaFreeAsync(freed, heap->stream_.get()));
+    };
+    core::DeviceMemory allocated({static_cast<std::byte*>(memory), free}, length_bytes);
+    // The stream contains only allocations, so this is fast; other streams may then use the memory.
+    CAIRN_TRY(stream_.Synchronize());
+    return allocated;
+  }
+
+  /// Makes the memory at least this long. If it has to grow, its contents are lost.
+  Result<void> Grow(core::DeviceMemory& memory, uint64_t length_bytes) const {
+    if (memory.length_bytes() >= length_bytes) return {};
+    memory = {};  // first, because there may not be enough memory for both
+    CAIRN_TRY_ASSIGN(memory, Allocate(length_bytes));
+    return {};
+  }
+
   /// Returns about how many bytes Allocate could allocate now.
-  Result<uint64_t> FreeBytes() const;
+  Result<uint64_t> FreeBytes() const {
+    const DeviceScope scope(device_);
+    size_t free_bytes = 0;
+    size_t total_bytes = 0;
+    CAIRN_TRY(Check(cudaMemGetInfo(&free_bytes, &total_bytes), "querying the free GPU memory"));
+    return free_bytes;
+  }
 
  private:
-  friend class DeviceBuffer;
   explicit DeviceHeap(int device) : device_(device) {}
   const int device_;
   int multiprocessors_ = 0;
@@ -75,37 +89,29 @@ class DeviceHeap : public std::enable_shared_from_this<DeviceHeap> {
 /// Page-locked host memory, for tables and small results. Ownership: move-only.
 class PinnedBuffer {
  public:
-  PinnedBuffer() = default;
-  PinnedBuffer(PinnedBuffer&& other) noexcept { Swap(other); }
-  PinnedBuffer& operator=(PinnedBuffer&& other) noexcept {
-    PinnedBuffer(std::move(other)).Swap(*this);
-    return *this;
-  }
-  ~PinnedBuffer() {
-    if (data_ != nullptr) Ignore(cudaFreeHost(data_));
-    for (std::byte* const memory : outgrown_) Ignore(cudaFreeHost(memory));
-  }
-
   /// Makes the buffer at least this long, rounded up to a power of two. If it has to grow, its
-  /// contents are lost. The previous memory is kept until the destructor, because freeing
-  /// page-locked memory waits for the complete device. All of it together is less than twice the
-  /// current length.
-  Result<void> Grow(uint64_t length_bytes);
-  std::byte* data() const { return data_; }
-  template <typename T>
-  T* As() const {
-    return reinterpret_cast<T*>(data_);
+  /// contents are lost.
+  Result<void> Grow(uint64_t length_bytes) {
+    if (length_bytes_ >= length_bytes) return {};
+    void* memory = nullptr;
+    const uint64_t rounded = std::bit_ceil(std::max<uint64_t>(length_bytes, 64 << 10));
+    CAIRN_TRY(Check(cudaHostAlloc(&memory, rounded, cudaHostAllocPortable),
+                    "allocating page-locked host memory"));
+    memory_.emplace_back(static_cast<std::byte*>(memory));
+    length_bytes_ = rounded;
+    return {};
   }
+  /// Requires Grow.
+  std::byte* data() const { return memory_.back().get(); }
 
  private:
-  void Swap(PinnedBuffer& other) noexcept {
-    std::swap(data_, other.data_);
-    std::swap(length_bytes_, other.length_bytes_);
-    outgrown_.swap(other.outgrown_);
-  }
-  std::byte* data_ = nullptr;
+  struct Free {
+    void operator()(std::byte* memory) const { Ignore(cudaFreeHost(memory)); }
+  };
+  // The last one, and those that it has replaced, which together are less than twice as long: to
+  // free page-locked memory waits for the complete device.
+  std::vector<std::unique_ptr<std::byte, Free>> memory_;
   uint64_t length_bytes_ = 0;
-  std::vector<std::byte*> outgrown_;
 };
 
 }  // namespace cairn::cuda::internal

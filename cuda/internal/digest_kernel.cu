@@ -11,7 +11,7 @@
 
 #include <algorithm>
 
-#include "cuda/internal/digest_kernel.h"
+#include "cuda/internal/kernels.h"
 #include "cuda/internal/xxh3_device.h"
 #include "kv/base/digest.h"
 

@@ -2,13 +2,58 @@
 
 #include "cuda/internal/nccl_handle.h"
 
+#include <dlfcn.h>
 #include <fmt/format.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <utility>
+
+#include "kv/base/mutex.h"
 
 namespace cairn::cuda::internal {
 namespace {
+
+constexpr const char* kPathVariable = "CAIRN_NCCL_LIBRARY";
+
+std::unexpected<Error> Unusable(const std::string& what) {
+  return Fail(ErrorCode::kFailedPrecondition,
+              fmt::format("{}; install NCCL 2.18.1 or newer (Debian and Ubuntu: libnccl2; pip: "
+                          "nvidia-nccl-cu13), or set {} to its file",
+                          what, kPathVariable));
+}
+
+Result<NcclLibrary> Load() {
+  const char* const given = std::getenv(kPathVariable);
+  const bool is_given = given != nullptr && *given != '\0';
+  void* const library = ::dlopen(is_given ? given : "libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    return Unusable(is_given ? fmt::format("the library named by {} cannot be opened: {}",
+                                           kPathVariable, ::dlerror())
+                             : fmt::format("no NCCL: {}", ::dlerror()));
+  }
+  NcclLibrary nccl;
+  const char* missing = nullptr;  // the first function that the library lacks
+#define CAIRN_FIND_NCCL(function)                                                                \
+  nccl.function = reinterpret_cast<decltype(nccl.function)>(::dlsym(library, "nccl" #function)); \
+  if (nccl.function == nullptr && missing == nullptr) missing = "nccl" #function;
+  CAIRN_FOR_EACH_NCCL_FUNCTION(CAIRN_FIND_NCCL)
+#undef CAIRN_FIND_NCCL
+  // Checked first: an old version explains why a function is missing.
+  if (nccl.GetVersion == nullptr || nccl.GetVersion(&nccl.version) != ncclSuccess) {
+    return Unusable(fmt::format("{} is not NCCL: it does not report a version",
+                                is_given ? given : "libnccl.so.2"));
+  }
+  Dl_info info{};  // the file after links and search paths
+  (void)::dladdr(reinterpret_cast<const void*>(nccl.GetVersion), &info);
+  if (info.dli_fname != nullptr) nccl.path = info.dli_fname;
+  if (nccl.version < NcclLibrary::kMinVersion || missing != nullptr) {
+    return Unusable(fmt::format("{} is NCCL {}{}{}", nccl.path, FormatNcclVersion(nccl.version),
+                                missing != nullptr ? ", without " : "",
+                                missing != nullptr ? missing : ""));
+  }
+  return nccl;
+}
 
 ncclConfig_t ConfigWithoutBlocking() {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -17,6 +62,23 @@ ncclConfig_t ConfigWithoutBlocking() {
 }
 
 }  // namespace
+
+Result<const NcclLibrary*> NcclLibrary::Open() {
+  static Mutex mutex;
+  static const NcclLibrary* opened = nullptr;  // never freed: communicators may outlive statics
+  const MutexLock lock(mutex);
+  if (opened == nullptr) {
+    CAIRN_TRY_ASSIGN(NcclLibrary loaded, Load());
+    opened = new NcclLibrary(std::move(loaded));
+  }
+  return opened;
+}
+
+std::string FormatNcclVersion(int version) {
+  // Up to 2.8, version codes had one digit less.
+  const int unit = version < 10000 ? 1000 : 10000;
+  return fmt::format("{}.{}.{}", version / unit, version % unit / 100, version % 100);
+}
 
 Error NcclHandle::ErrorOf(ncclResult_t status, const char* what) const {
   const char* const detail = nccl_.GetLastError(comm_);
@@ -39,11 +101,6 @@ Result<bool> NcclHandle::IsIdle(const char* what) const {
   if (asked != ncclSuccess) return Fail(ErrorOf(asked, what));
   if (state != ncclSuccess && state != ncclInProgress) return Fail(ErrorOf(state, what));
   return state == ncclSuccess;
-}
-
-Result<void> NcclHandle::CheckHealth(const char* what) const {
-  CAIRN_TRY(IsIdle(what));
-  return {};
 }
 
 Result<void> NcclHandle::Drain(ncclResult_t status, const char* what, Deadline deadline) const {

@@ -10,21 +10,22 @@
 #include <utility>
 
 #include "kv/base/catch_exhaustion.h"
+#include "kv/base/div.h"
 
 namespace cairn::cuda::internal {
-namespace {
-
-/// The memory before the slots, where barriers reduce one byte.
-constexpr uint64_t kBarrierBytes = ChunkLayout::kAlignmentBytes;
-
-}  // namespace
 
 Result<std::unique_ptr<NcclTransfers>> NcclTransfers::Make(int device, int world_size,
                                                            uint64_t buffer_bytes,
                                                            std::optional<cudaStream_t> follows) {
-  CAIRN_CHECK(buffer_bytes >= kMinBufferBytes);
+  if (buffer_bytes < MinBufferBytes(world_size)) {
+    return Fail(ErrorCode::kInvalidArgument,
+                fmt::format("buffer_bytes of {} is too few for {} ranks; give at least {}",
+                            buffer_bytes, world_size, MinBufferBytes(world_size)));
+  }
   auto made = std::unique_ptr<NcclTransfers>(new NcclTransfers(device, buffer_bytes, follows));
-  made->layout_ = ChunkLayout::Of(world_size, buffer_bytes - kBarrierBytes);
+  made->half_bytes_ = RoundDown((buffer_bytes - kAlignmentBytes) / kHalves, kAlignmentBytes);
+  const auto others = static_cast<uint64_t>(std::max(world_size - 1, 1));
+  made->slice_bytes_ = RoundDown(made->half_bytes_ / (2 * others), kAlignmentBytes);
   CAIRN_TRY_ASSIGN(made->moves_, Stream::Make());
   CAIRN_TRY_ASSIGN(made->copies_, Stream::Make());
   CAIRN_TRY_ASSIGN(made->caller_, Event::Make());
@@ -43,8 +44,7 @@ Result<std::unique_ptr<NcclTransfers>> NcclTransfers::Make(int device, int world
     return Fail(std::move(error));
   }
   made->memory_ = static_cast<std::byte*>(memory);
-  made->slots_ = made->memory_ + kBarrierBytes;
-  CAIRN_TRY(Check(cudaMemsetAsync(memory, 0, kBarrierBytes, made->moves_.get()),
+  CAIRN_TRY(Check(cudaMemsetAsync(memory, 0, kAlignmentBytes, made->moves_.get()),
                   "clearing the barrier's byte"));
   CAIRN_TRY(made->moves_.Synchronize());
   return made;
@@ -116,28 +116,10 @@ Result<void> NcclTransfers::WaitFor(const NcclHandle& nccl, const Event& event,
   constexpr const char* kWhat = "waiting for the other ranks";
   return Await(
       [&]() -> Result<bool> {
-        CAIRN_TRY(nccl.CheckHealth(kWhat));
+        CAIRN_TRY(nccl.IsIdle(kWhat));
         return event.Passed();
       },
       kWhat, deadline);
-}
-
-ncclResult_t NcclTransfers::Enqueue(NcclHandle& handle, const Operation& operation,
-                                    cudaStream_t stream) {
-  const NcclLibrary& nccl = handle.nccl();
-  std::byte* const data = operation.data;
-  const uint64_t count = operation.length_bytes;
-  switch (operation.kind) {
-    case Operation::Kind::kSend:
-      return nccl.Send(data, count, ncclUint8, operation.peer, handle.get(), stream);
-    case Operation::Kind::kReceive:
-      return nccl.Recv(data, count, ncclUint8, operation.peer, handle.get(), stream);
-    case Operation::Kind::kBroadcast:
-      return nccl.Broadcast(data, data, count, ncclUint8, operation.peer, handle.get(), stream);
-    case Operation::Kind::kReduceOne:
-      return nccl.AllReduce(data, data, count, ncclUint8, ncclMax, handle.get(), stream);
-  }
-  return ncclInternalError;
 }
 
 Result<void> NcclTransfers::Launch(NcclHandle& handle, const Step& step, Deadline deadline) const {
@@ -145,7 +127,7 @@ Result<void> NcclTransfers::Launch(NcclHandle& handle, const Step& step, Deadlin
   ncclResult_t status = nccl.GroupStart();
   if (status == ncclSuccess) {
     for (const Operation& operation : step.operations) {
-      const ncclResult_t enqueued = Enqueue(handle, operation, moves_.get());
+      const ncclResult_t enqueued = operation(handle, moves_.get());
       if (enqueued == ncclSuccess || enqueued == ncclInProgress) continue;
       status = enqueued;
       break;
@@ -163,17 +145,17 @@ Result<void> NcclTransfers::RunSteps(NcclHandle& nccl, Deadline deadline, const 
   uint64_t count = 0;
   const auto finish_before = [&]() -> Result<void> {
     if (count == 0) return {};
-    CAIRN_TRY(WaitFor(nccl, moved_[(count - 1) % ChunkLayout::kHalves], deadline));
+    CAIRN_TRY(WaitFor(nccl, moved_[(count - 1) % kHalves], deadline));
     return StartCopies(before.out);
   };
   // The half is free again: the host has waited for NCCL's work of the step that used it, and the
   // copies of this step run after the copies of that one, because they use the same stream.
-  while (next(step, slots_ + count % ChunkLayout::kHalves * layout_.half_bytes())) {
+  while (next(step, memory_ + kAlignmentBytes + count % kHalves * half_bytes_)) {
     CAIRN_TRY(StartCopies(step.in));
     CAIRN_TRY(staged_.Record(copies_.get()));
     CAIRN_TRY(moves_.WaitFor(staged_));
     CAIRN_TRY(Launch(nccl, step, deadline));
-    CAIRN_TRY(moved_[count % ChunkLayout::kHalves].Record(moves_.get()));
+    CAIRN_TRY(moved_[count % kHalves].Record(moves_.get()));
     CAIRN_TRY(finish_before());
     std::swap(step, before);
     step = {};
@@ -187,7 +169,9 @@ Result<void> NcclTransfers::RunSteps(NcclHandle& nccl, Deadline deadline, const 
 Result<void> NcclTransfers::Barrier(NcclHandle& nccl, Deadline deadline) {
   bool done = false;
   return RunSteps(nccl, deadline, [&](Step& step, std::byte*) {
-    step.operations = {{Operation::Kind::kReduceOne, memory_, 1, 0}};
+    step.operations = {[data = memory_](const NcclHandle& handle, cudaStream_t stream) {
+      return handle.nccl().AllReduce(data, data, 1, ncclUint8, ncclMax, handle.get(), stream);
+    }};
     return !std::exchange(done, true);
   });
 }
@@ -198,9 +182,12 @@ Result<void> NcclTransfers::Broadcast(NcclHandle& nccl, int rank, int root,
   uint64_t offset = 0;
   return RunSteps(nccl, deadline, [&](Step& step, std::byte* half) {
     if (offset == bytes.length_bytes) return false;
-    const uint64_t count = std::min(bytes.length_bytes - offset, layout_.half_bytes());
+    const uint64_t count = std::min(bytes.length_bytes - offset, half_bytes_);
     std::byte* const here = bytes.data + offset;
-    step.operations = {{Operation::Kind::kBroadcast, bytes.on_device ? here : half, count, root}};
+    std::byte* const data = bytes.on_device ? here : half;
+    step.operations = {[=](const NcclHandle& handle, cudaStream_t stream) {
+      return handle.nccl().Broadcast(data, data, count, ncclUint8, root, handle.get(), stream);
+    }};
     if (!bytes.on_device && rank == root) step.in = {{half, here, count}};
     if (!bytes.on_device && rank != root) step.out = {{here, half, count}};
     offset += count;
@@ -208,40 +195,37 @@ Result<void> NcclTransfers::Broadcast(NcclHandle& nccl, int rank, int root,
   });
 }
 
-void NcclTransfers::AddSend(const PeerSlice& slice, const MemoryRange& range, std::byte* half,
-                            Step& step) const {
-  Operation operation{.kind = Operation::Kind::kSend,
-                      .data = range.data + slice.offset_bytes,
-                      .length_bytes = slice.length_bytes,
-                      .peer = slice.peer};
+void NcclTransfers::AddSend(int peer, const MemoryRange& range, uint64_t offset_bytes,
+                            std::byte* slot, Step& step) const {
+  if (offset_bytes >= range.length_bytes) return;
+  const uint64_t count = std::min(range.length_bytes - offset_bytes, slice_bytes_);
+  std::byte* data = range.data + offset_bytes;
   if (!range.on_device) {
-    const std::byte* const source =
-        std::exchange(operation.data, half + slice.slot * layout_.slice_bytes);
     // An AllGather sends the same bytes to all ranks: they are copied once.
     const auto same = std::ranges::find_if(step.in, [&](const Copy& copy) {
-      return copy.source == source && copy.length_bytes == slice.length_bytes;
+      return copy.source == data && copy.length_bytes == count;
     });
     if (same != step.in.end()) {
-      operation.data = same->target;
+      data = same->target;
     } else {
-      step.in.push_back({operation.data, source, slice.length_bytes});
+      step.in.push_back({slot, data, count});
+      data = slot;
     }
   }
-  step.operations.push_back(operation);
+  step.operations.push_back([=](const NcclHandle& handle, cudaStream_t stream) {
+    return handle.nccl().Send(data, count, ncclUint8, peer, handle.get(), stream);
+  });
 }
 
-void NcclTransfers::AddReceive(const PeerSlice& slice, const MemoryRange& range, std::byte* half,
-                               Step& step) const {
-  Operation operation{.kind = Operation::Kind::kReceive,
-                      .data = range.data + slice.offset_bytes,
-                      .length_bytes = slice.length_bytes,
-                      .peer = slice.peer};
-  if (!range.on_device) {
-    std::byte* const target =
-        std::exchange(operation.data, half + slice.slot * layout_.slice_bytes);
-    step.out.push_back({target, operation.data, slice.length_bytes});
-  }
-  step.operations.push_back(operation);
+void NcclTransfers::AddReceive(int peer, const MemoryRange& range, uint64_t offset_bytes,
+                               std::byte* slot, Step& step) const {
+  if (offset_bytes >= range.length_bytes) return;
+  const uint64_t count = std::min(range.length_bytes - offset_bytes, slice_bytes_);
+  std::byte* const data = range.on_device ? range.data + offset_bytes : slot;
+  if (!range.on_device) step.out.push_back({range.data + offset_bytes, slot, count});
+  step.operations.push_back([=](const NcclHandle& handle, cudaStream_t stream) {
+    return handle.nccl().Recv(data, count, ncclUint8, peer, handle.get(), stream);
+  });
 }
 
 Result<void> NcclTransfers::Exchange(NcclHandle& nccl, int rank, std::span<const MemoryRange> sent,
@@ -257,21 +241,24 @@ Result<void> NcclTransfers::Exchange(NcclHandle& nccl, int rank, std::span<const
     const Copy own{to.data, from.data, from.length_bytes};
     CAIRN_TRY(StartCopies({&own, 1}));
   }
-  const auto lengths = [](std::span<const MemoryRange> ranges) {
-    std::vector<uint64_t> lengths_bytes;
-    for (const MemoryRange& range : ranges) lengths_bytes.push_back(range.length_bytes);
-    return lengths_bytes;
-  };
-  ExchangeRounds rounds(layout_, rank, lengths(sent), lengths(received));
-  Round round;
+  const int world_size = static_cast<int>(sent.size());
+  uint64_t longest = 0;
+  for (size_t peer = 0; peer < sent.size(); ++peer) {
+    if (peer == static_cast<size_t>(rank)) continue;
+    longest = std::max({longest, sent[peer].length_bytes, received[peer].length_bytes});
+  }
+  uint64_t offset = 0;
   return RunSteps(nccl, deadline, [&](Step& step, std::byte* half) {
-    if (!rounds.Next(round)) return false;
-    for (const PeerSlice& slice : round.sends) {
-      AddSend(slice, sent[static_cast<size_t>(slice.peer)], half, step);
+    if (offset >= longest) return false;
+    std::byte* slot = half;
+    for (int distance = 1; distance < world_size; ++distance) {
+      const int target = (rank + distance) % world_size;
+      const int source = (rank - distance + world_size) % world_size;
+      AddSend(target, sent[static_cast<size_t>(target)], offset, slot, step);
+      AddReceive(source, received[static_cast<size_t>(source)], offset, slot + slice_bytes_, step);
+      slot += 2 * slice_bytes_;
     }
-    for (const PeerSlice& slice : round.receives) {
-      AddReceive(slice, received[static_cast<size_t>(slice.peer)], half, step);
-    }
+    offset += slice_bytes_;
     return true;
   });
 }
@@ -279,7 +266,8 @@ Result<void> NcclTransfers::Exchange(NcclHandle& nccl, int rank, std::span<const
 void NcclTransfers::Drain(Deadline deadline) noexcept {
   for (const Stream* const stream : {&moves_, &copies_}) {
     if (!staged_.Record(stream->get())) continue;  // the device failed: it runs nothing
-    (void)PollUntil(deadline, [&] { return staged_.Passed(); });  // an error ends the wait too
+    // An error ends the wait too.
+    (void)Await([&] { return staged_.Passed(); }, "draining", deadline);
   }
 }
 

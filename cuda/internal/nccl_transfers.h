@@ -12,10 +12,17 @@
 ///     deadline.
 ///   - When a call fails, no transfer to the caller's memory may continue: NCCL is aborted, and the
 ///     copies do not depend on other ranks.
+///
+/// In an exchange, step k transfers slice k of every range from and to every other rank. The length
+/// of a slice depends only on the number of ranks and the length of the buffers, which are equal
+/// everywhere, so that both ranks of a transfer cut it in the same way. All ranks take the steps in
+/// ascending order: those in the first unfinished step are in that step or will reach it, and no
+/// ranks wait for each other in a cycle.
 
 #include <cuda_runtime_api.h>
 
 #include <array>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -23,7 +30,6 @@
 
 #include "core/ranks/communicator.h"
 #include "cuda/internal/nccl_handle.h"
-#include "cuda/internal/nccl_schedule.h"
 #include "cuda/internal/stream.h"
 #include "kv/base/error.h"
 
@@ -45,11 +51,15 @@ class NcclTransfers {
  public:
   /// Allocates `buffer_bytes` of device memory; later calls allocate nothing. The work of a call
   /// with ranges in device memory runs after all work that `follows`, if given, contains when the
-  /// call begins. Requires `buffer_bytes` >= kMinBufferBytes. kResourceExhausted: no device memory.
+  /// call begins. kInvalidArgument: `buffer_bytes` is below MinBufferBytes. kResourceExhausted: no
+  /// device memory.
   static Result<std::unique_ptr<NcclTransfers>> Make(int device, int world_size,
                                                      uint64_t buffer_bytes,
                                                      std::optional<cudaStream_t> follows);
-  static constexpr uint64_t kMinBufferBytes = 64 << 10;
+  /// Returns the length of buffers with room for the shortest slices.
+  static constexpr uint64_t MinBufferBytes(int world_size) {
+    return kAlignmentBytes + kHalves * 2 * kAlignmentBytes * static_cast<uint64_t>(world_size);
+  }
   ~NcclTransfers();
   NcclTransfers(const NcclTransfers&) = delete;
   NcclTransfers& operator=(const NcclTransfers&) = delete;
@@ -80,19 +90,16 @@ class NcclTransfers {
   void Drain(Deadline deadline) noexcept;
 
  private:
+  static constexpr uint64_t kAlignmentBytes = 256;  // of the slots
+  static constexpr uint64_t kHalves = 2;
+
   struct Copy {
     std::byte* target = nullptr;
     const std::byte* source = nullptr;
     uint64_t length_bytes = 0;
   };
-  /// One call of NCCL.
-  struct Operation {
-    enum class Kind { kSend, kReceive, kBroadcast, kReduceOne };
-    Kind kind = Kind::kSend;
-    std::byte* data = nullptr;
-    uint64_t length_bytes = 0;
-    int peer = 0;  // the root of a broadcast
-  };
+  /// Enqueues one call of NCCL on a stream.
+  using Operation = std::function<ncclResult_t(const NcclHandle&, cudaStream_t)>;
   struct Step {
     std::vector<Copy> in;               // from host memory, before the operations
     std::vector<Operation> operations;  // one NCCL group
@@ -107,29 +114,30 @@ class NcclTransfers {
   template <typename Next>
   Result<void> RunSteps(NcclHandle& nccl, Deadline deadline, const Next& next);
   Result<void> Launch(NcclHandle& nccl, const Step& step, Deadline deadline) const;
-  static ncclResult_t Enqueue(NcclHandle& nccl, const Operation& operation, cudaStream_t stream);
   Result<void> StartCopies(std::span<const Copy> copies) const;
   Result<void> WaitFor(const NcclHandle& nccl, const Event& event, Deadline deadline) const;
   Result<void> FollowCaller(std::span<const MemoryRange> sent,
                             std::span<const MemoryRange> received) const;
 
-  /// Adds a slice of a round to a step.
-  void AddSend(const PeerSlice& slice, const MemoryRange& range, std::byte* half, Step& step) const;
-  void AddReceive(const PeerSlice& slice, const MemoryRange& range, std::byte* half,
+  /// Adds to a step the slice from `offset_bytes` on of the range that is sent to or received from
+  /// a rank. `slot`: memory for it, if the range is in host memory.
+  void AddSend(int peer, const MemoryRange& range, uint64_t offset_bytes, std::byte* slot,
+               Step& step) const;
+  void AddReceive(int peer, const MemoryRange& range, uint64_t offset_bytes, std::byte* slot,
                   Step& step) const;
 
   const int device_;
   const uint64_t buffer_bytes_;
   const std::optional<cudaStream_t> follows_;
-  ChunkLayout layout_;           // the layout of `slots_`
-  std::byte* memory_ = nullptr;  // one element for barriers, then the slots
-  std::byte* slots_ = nullptr;
+  std::byte* memory_ = nullptr;  // kAlignmentBytes for barriers, then the halves
+  uint64_t half_bytes_ = 0;      // room for a slice to send to, and one from, every other rank
+  uint64_t slice_bytes_ = 0;
   bool frees_in_background_ = false;
   Stream moves_;  // the stream of NCCL
   Stream copies_;
   Event caller_;  // the work that the caller's stream contained
   Event staged_;  // the copies of the step that is launched
-  std::array<Event, ChunkLayout::kHalves> moved_;
+  std::array<Event, kHalves> moved_;
 };
 
 }  // namespace cairn::cuda::internal

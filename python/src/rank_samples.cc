@@ -129,8 +129,8 @@ Result<core::HostMemory> ReadSamples(std::span<const DeviceSample> samples,
                          }));
   }
   for (const auto& [device, queue] : queues) {
-    CAIRN_TRY_ASSIGN(const core::DeviceQueue::Mark mark, queue->Flush());
-    CAIRN_TRY(queue->Await(mark));
+    CAIRN_TRY_ASSIGN(const auto fence, queue->Flush());
+    CAIRN_TRY(fence->Await());
   }
   return memory;
 }

@@ -348,9 +348,9 @@ TEST(NcclCommunicatorTest, WhatNcclReportsInTheBackgroundEndsACallBeforeItsDeadl
       const cuda::internal::DeviceScope scope(rank);
       CAIRN_ASSERT_OK_AND_ASSIGN(const auto handle,
                                  cuda::internal::NcclHandle::Init(*nccl, id, rank, 2, deadline));
-      CAIRN_EXPECT_OK(handle->CheckHealth("testing"));
+      CAIRN_EXPECT_OK(handle->IsIdle("testing"));
       simulated_nccl::SetAsyncError(handle->get(), ncclRemoteError);
-      EXPECT_THAT(handle->CheckHealth("testing"),
+      EXPECT_THAT(handle->IsIdle("testing"),
                   IsError(ErrorCode::kUnavailable, "testing: NCCL reports remote process exited"));
       EXPECT_THAT(handle->Drain(ncclInProgress, "testing", deadline),
                   IsError(ErrorCode::kUnavailable, "an error that a test asked for"));
@@ -417,8 +417,9 @@ TEST(ConnectNcclTest, RefusesOptionsThatMakeNoSense) {
   ResetMachine(1);
   auto options = OptionsOf(1, milliseconds(0));
   EXPECT_THAT(ConnectAll(options)[0], IsError(ErrorCode::kInvalidArgument, "timeout of 0"));
-  options = OptionsOf(1, kAmple, cuda::kMinNcclBufferBytes - 1);
-  EXPECT_THAT(ConnectAll(options)[0], IsError(ErrorCode::kInvalidArgument, "65535"));
+  options = OptionsOf(1, kAmple, 1000);
+  EXPECT_THAT(ConnectAll(options)[0],
+              IsError(ErrorCode::kInvalidArgument, "buffer_bytes of 1000 is too few for 1 ranks"));
   simulated_cuda::Reset({.device_count = 0});
   EXPECT_THAT(ConnectAll(OptionsOf(1, kAmple))[0],
               IsError(ErrorCode::kFailedPrecondition, "counting the GPUs"));

@@ -31,9 +31,9 @@ class DeviceQueueTest : public ::testing::Test {
     CAIRN_ASSERT_OK_AND_ASSIGN(queue_, backend->OpenQueue(0));
   }
   void AwaitAll() {
-    CAIRN_ASSERT_OK_AND_ASSIGN(const auto mark, queue_->Flush());
-    CAIRN_ASSERT_OK(queue_->Await(mark));
-    CAIRN_ASSERT_OK_AND_ASSIGN(const bool passed, queue_->Passed(mark));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto fence, queue_->Flush());
+    CAIRN_ASSERT_OK(fence->Await());
+    CAIRN_ASSERT_OK_AND_ASSIGN(const bool passed, fence->Passed());
     EXPECT_TRUE(passed);
   }
 
@@ -216,7 +216,7 @@ TEST_F(DeviceQueueTest, WaitsForTheCallersStreamAndMakesItWait) {
       cudaSuccess);
   CAIRN_ASSERT_OK(queue_->WaitForStream(caller));
   CAIRN_ASSERT_OK(queue_->CopyOut(device.View(), 0, seen.span()));
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto fence, queue_->Fence());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto fence, queue_->Flush());
   CAIRN_ASSERT_OK(fence->MakeStreamWait(caller));
   ASSERT_EQ(cudaMemcpyAsync(device.data(), b.span().data(), second.size(), cudaMemcpyHostToDevice,
                             caller),

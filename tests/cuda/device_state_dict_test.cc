@@ -79,8 +79,8 @@ class DeviceCopy {
       if (!random.Chance(on_device) || span_bytes == 0) return;
       auto memory = backend->Allocate(device, span_bytes);
       EXPECT_TRUE(cairn::testing::IsOk(memory));
-      simulated_cuda::PokeDevice((*memory)->data(), view.data, span_bytes);
-      view.data = (*memory)->data();
+      simulated_cuda::PokeDevice(memory->data(), view.data, span_bytes);
+      view.data = memory->data();
       view.device = device;
       memory_.push_back(*std::move(memory));
     });
@@ -89,7 +89,7 @@ class DeviceCopy {
   StateDict state;
 
  private:
-  std::vector<std::unique_ptr<DeviceMemory>> memory_;
+  std::vector<DeviceMemory> memory_;
 };
 
 /// Requires that no work on the device is running.

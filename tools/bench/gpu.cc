@@ -123,7 +123,7 @@ Result<std::shared_ptr<std::byte>> LockMemory(core::DeviceBackend* backend, uint
 /// Memory on the device and on the host, and a queue between them.
 struct BothSides {
   std::shared_ptr<core::DeviceQueue> queue;  // shared for its deleter
-  std::unique_ptr<core::DeviceMemory> device;
+  core::DeviceMemory device;
   std::shared_ptr<std::byte> host;
 
   std::span<std::byte> HostOf(const CopyRange& range) const {
@@ -142,15 +142,15 @@ Result<BothSides> MakeBothSides(GpuBench& bench, const CopyList& list) {
 }
 
 Result<void> AwaitAll(core::DeviceQueue& queue) {
-  CAIRN_TRY_ASSIGN(const core::DeviceQueue::Mark mark, queue.Flush());
-  return queue.Await(mark);
+  CAIRN_TRY_ASSIGN(const auto fence, queue.Flush());
+  return fence->Await();
 }
 
 Result<void> CopyAllOut(const CopyList& list, const BothSides& sides, int device) {
   for (const CopyRange& range : list.ranges) {
     CAIRN_TRY(sides.queue->CopyOut({.dtype = core::DType::kUInt8,
                                     .shape = {range.length_bytes},
-                                    .data = sides.device->data() + range.device_offset,
+                                    .data = sides.device.data() + range.device_offset,
                                     .device = device},
                                    0, sides.HostOf(range)));
   }
@@ -163,7 +163,7 @@ Result<void> CopyAllIn(const CopyList& list, const BothSides& sides, int device)
                                   {core::DType::kUInt8,
                                    {range.length_bytes},
                                    {},
-                                   sides.device->data() + range.device_offset,
+                                   sides.device.data() + range.device_offset,
                                    device},
                                   0));
   }
@@ -186,12 +186,12 @@ Result<void> CopyBothWays(GpuBench& bench, const std::string& name, const CopyLi
       row.extra["tensors"] = list.ranges.size();
       bench.report.Add(row);
     };
-    CAIRN_TRY_ASSIGN(double seconds, bench.plain->CopyOut(sides.device->data(), host));
+    CAIRN_TRY_ASSIGN(double seconds, bench.plain->CopyOut(sides.device.data(), host));
     add("to host" + best, seconds);
     CAIRN_TRY_ASSIGN(seconds,
                      TimeOf([&] { return CopyAllOut(list, sides, bench.options.device); }));
     add(out, seconds);
-    CAIRN_TRY_ASSIGN(seconds, bench.plain->CopyIn(host, sides.device->data()));
+    CAIRN_TRY_ASSIGN(seconds, bench.plain->CopyIn(host, sides.device.data()));
     add("to device" + best, seconds);
     CAIRN_TRY_ASSIGN(seconds, TimeOf([&] { return CopyAllIn(list, sides, bench.options.device); }));
     add(in, seconds);
@@ -218,8 +218,8 @@ Result<void> BenchDigest(GpuBench& bench) {
   // Kernels are short, so there are enough runs for a stable median. The first run does not count.
   const uint64_t runs = std::max<uint64_t>(bench.options.repeat, 5);
   for (uint64_t run = 0; run <= runs; ++run) {
-    CAIRN_TRY_ASSIGN(const double read, bench.plain->Read(memory->data(), bytes));
-    CAIRN_TRY_ASSIGN(const double digest, bench.plain->Digest(memory->data(), bytes));
+    CAIRN_TRY_ASSIGN(const double read, bench.plain->Read(memory.data(), bytes));
+    CAIRN_TRY_ASSIGN(const double digest, bench.plain->Digest(memory.data(), bytes));
     if (run == 0) continue;
     bench.report.Add(GpuRow("reading kernel", run, bytes, read));
     bench.report.Add(GpuRow("digest kernel", run, bytes, digest));

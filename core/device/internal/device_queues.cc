@@ -110,11 +110,11 @@ Result<void> DeviceQueues::Copy(const TensorView& source, const TensorTarget& ta
 }
 
 Result<void> DeviceQueues::Await() const {
-  std::map<DeviceQueue*, DeviceQueue::Mark> marks;
+  std::vector<std::shared_ptr<const DeviceFence>> fences;
   for (const auto& [device, queue] : queues_) {
-    CAIRN_TRY_ASSIGN(marks[queue.get()], queue->Flush());
+    CAIRN_TRY_ASSIGN(fences.emplace_back(), queue->Flush());
   }
-  for (const auto& [queue, mark] : marks) CAIRN_TRY(queue->Await(mark));
+  for (const auto& fence : fences) CAIRN_TRY(fence->Await());
   return {};
 }
 

@@ -188,8 +188,7 @@ class DeviceLoad {
       CAIRN_TRY(queues_.at(target.device)->CopyIn(part.block_bytes, target, part.begin_bytes));
     }
     for (const auto& [device, queue] : queues_) {
-      CAIRN_TRY_ASSIGN(const DeviceQueue::Mark mark, queue->Flush());
-      marks_[filling_].emplace_back(queue.get(), mark);
+      CAIRN_TRY_ASSIGN(copies_[filling_].emplace_back(), queue->Flush());
     }
     copied_before_ = true;
     filling_ = 1 - filling_;
@@ -199,15 +198,15 @@ class DeviceLoad {
   }
 
   Result<void> AwaitCopies(size_t window) {
-    for (const auto& [queue, mark] : marks_[window]) CAIRN_TRY(queue->Await(mark));
-    marks_[window].clear();
+    for (const auto& fence : copies_[window]) CAIRN_TRY(fence->Await());
+    copies_[window].clear();
     return {};
   }
 
   const Progress& progress_;
   const HostLoad& host_load_;
   std::array<Window, 2> windows_;
-  std::array<std::vector<std::pair<DeviceQueue*, DeviceQueue::Mark>>, 2> marks_;
+  std::array<std::vector<std::shared_ptr<const DeviceFence>>, 2> copies_;
   size_t filling_ = 0;                                  // the window that is being filled
   bool copied_before_ = false;                          // the other window may hold blocks
   std::map<int, std::shared_ptr<DeviceQueue>> queues_;  // shared_ptr only for the deleter

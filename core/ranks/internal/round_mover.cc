@@ -21,7 +21,7 @@ Result<RoundBuffer> RoundBuffer::Make(uint64_t capacity_bytes, int device,
 
 std::span<std::byte> RoundBuffer::Take(uint64_t count, int device) {
   CAIRN_CHECK(count <= capacity_bytes_ - used_bytes_);
-  std::byte* const base = device == kHostDevice ? memory_.bytes().data() : on_device_->data();
+  std::byte* const base = device == kHostDevice ? memory_.bytes().data() : on_device_.data();
   const std::span<std::byte> taken(base + used_bytes_, count);
   used_bytes_ += count;
   peak_bytes_ = std::max(peak_bytes_, used_bytes_);

@@ -37,7 +37,7 @@ class RoundBuffer {
  private:
   uint64_t capacity_bytes_ = 0;
   HostMemory memory_;  // the system provides pages that are not pinned only when they are used
-  std::unique_ptr<DeviceMemory> on_device_;
+  DeviceMemory on_device_;
   uint64_t used_bytes_ = 0;
   uint64_t peak_bytes_ = 0;
 };

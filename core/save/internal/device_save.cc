@@ -95,10 +95,9 @@ Result<void> DeviceSave::Digest(SavePlan& plan, const SavedChunks* base) {
 
 Result<void> DeviceSave::DigestOn(int device, SavePlan& plan, const SavedChunks* base) {
   // A device compares with digests in its own memory only.
-  const DevicePageDigests* base_page_digests = nullptr;
-  if (base != nullptr) {
-    const auto found = base->page_digests.find(device);
-    if (found != base->page_digests.end()) base_page_digests = found->second.get();
+  DeviceMemory base_page_digests;
+  if (base != nullptr && base->page_digests.contains(device)) {
+    base_page_digests = base->page_digests.at(device);
   }
   BaseCursor cursor(base);
   std::vector<DigestJob> jobs;
@@ -107,8 +106,9 @@ Result<void> DeviceSave::DigestOn(int device, SavePlan& plan, const SavedChunks*
   for (PlannedShard& shard : plan.shards) {
     const SavedChunks::Shard* found = cursor.Find(plan.tensors[shard.tensor], shard);
     if (shard.source.device != device) continue;
-    if (base_page_digests == nullptr || (found != nullptr && found->device != device))
+    if (base_page_digests.data() == nullptr || (found != nullptr && found->device != device)) {
       found = nullptr;
+    }
     bases.push_back(found);
     shard.first_page_digest = page;
     for (uint64_t chunk = shard.first_chunk; chunk < shard.end_chunk; ++chunk) {
@@ -153,7 +153,7 @@ Result<void> DeviceSave::DigestOn(int device, SavePlan& plan, const SavedChunks*
     }
   }
   CAIRN_TRY_ASSIGN(const std::vector<uint64_t> page_digests,
-                   queue.FetchPageDigests(*digests.page_digests, ranges));
+                   queue.FetchPageDigests(digests.page_digests, ranges));
   auto at = page_digests.begin();
   for (size_t i = 0; i < ranges.size(); ++i) {
     const auto end = at + static_cast<ptrdiff_t>(ranges[i].count);
@@ -191,7 +191,7 @@ Result<void> DeviceSave::CheckUnchangedOn(int device, const SavePlan& plan) {
   }
   if (jobs.empty()) return {};
   CAIRN_TRY_ASSIGN(const DeviceQueue::Digests digests,
-                   queues_.at(device)->Digest(jobs, page_digests_.at(device).get()));
+                   queues_.at(device)->Digest(jobs, page_digests_.at(device)));
   for (size_t page = 0; page < tensors.size(); ++page) {
     if (!digests.IsChanged(page)) continue;
     return Fail(kv::PayloadChangedError().WithKey(plan.tensors[tensors[page]].fqn));
@@ -219,13 +219,13 @@ Result<bool> DeviceSave::TakeSnapshot(SavePlan& plan) {
       return false;
     }
     CAIRN_TRY(memory);
-    snapshots_[device] = std::move(*memory);
+    snapshots_[device] = *std::move(memory);
   }
   std::map<int, uint64_t> used;
   for (PlannedShard& shard : plan.shards) {
     if (!NeedsSnapshot(shard)) continue;
     const int device = shard.source.device;
-    std::byte* const target = snapshots_.at(device)->data() + used[device];
+    std::byte* const target = snapshots_.at(device).data() + used[device];
     const uint64_t length_bytes = shard.end_bytes() - shard.begin_bytes();
     CAIRN_TRY(queues_.at(device)->Pack(shard.source, shard.begin_bytes() - shard.skipped_bytes,
                                        length_bytes, target));
@@ -254,14 +254,13 @@ Result<void> DeviceSave::Zero(std::span<std::byte> target) {
 }
 
 Result<uint64_t> DeviceSave::Flush() {
-  std::vector<std::pair<DeviceQueue*, DeviceQueue::Mark>> marks;
+  std::vector<std::shared_ptr<const DeviceFence>> fences;
   for (DeviceQueue* const queue : used_queues_) {
-    CAIRN_TRY_ASSIGN(const DeviceQueue::Mark mark, queue->Flush());
-    marks.emplace_back(queue, mark);
+    CAIRN_TRY_ASSIGN(fences.emplace_back(), queue->Flush());
   }
   used_queues_.clear();
   const MutexLock lock(marks_mutex_);
-  marks_.emplace(next_mark_, std::move(marks));
+  marks_.emplace(next_mark_, std::move(fences));
   return next_mark_++;
 }
 
@@ -269,8 +268,8 @@ Result<bool> DeviceSave::HasReached(uint64_t mark) {
   const MutexLock lock(marks_mutex_);
   const auto found = marks_.find(mark);
   if (found == marks_.end()) return true;
-  for (const auto& [queue, queue_mark] : found->second) {
-    CAIRN_TRY_ASSIGN(const bool passed, queue->Passed(queue_mark));
+  for (const auto& fence : found->second) {
+    CAIRN_TRY_ASSIGN(const bool passed, fence->Passed());
     if (!passed) return false;
   }
   marks_.erase(found);
@@ -278,14 +277,14 @@ Result<bool> DeviceSave::HasReached(uint64_t mark) {
 }
 
 Result<void> DeviceSave::Await(uint64_t mark) {
-  std::vector<std::pair<DeviceQueue*, DeviceQueue::Mark>> marks;
+  std::vector<std::shared_ptr<const DeviceFence>> fences;
   {
     const MutexLock lock(marks_mutex_);
     const auto found = marks_.find(mark);
     if (found == marks_.end()) return {};
-    marks = found->second;
+    fences = found->second;
   }
-  for (const auto& [queue, queue_mark] : marks) CAIRN_TRY(queue->Await(queue_mark));
+  for (const auto& fence : fences) CAIRN_TRY(fence->Await());
   const MutexLock lock(marks_mutex_);
   marks_.erase(mark);
   return {};
@@ -295,7 +294,7 @@ Result<void> DeviceSave::MarkStaged() {
   if (staged_point_->is_set()) return {};  // by TakeSnapshot
   StagedPoint::Fences fences;
   for (const auto& [device, queue] : queues_) {
-    CAIRN_TRY_ASSIGN(auto fence, queue->Fence());
+    CAIRN_TRY_ASSIGN(auto fence, queue->Flush());
     fences.emplace_back(device, std::move(fence));
   }
   staged_point_->Set(std::move(fences));

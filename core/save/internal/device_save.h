@@ -124,9 +124,7 @@ class DeviceSave final : public kv::CopyQueue {
   Reservation reservation() const;
 
   /// Returns the page digests that Digest left on the devices, by device, for the next save.
-  std::map<int, std::shared_ptr<const DevicePageDigests>> TakePageDigests() {
-    return std::move(page_digests_);
-  }
+  std::map<int, DeviceMemory> TakePageDigests() { return std::move(page_digests_); }
 
  private:
   DeviceSave() = default;
@@ -137,7 +135,7 @@ class DeviceSave final : public kv::CopyQueue {
 
   DeviceBackend* backend_ = nullptr;  // the process's
   // Declared before the queues, whose work reads them, so that they are freed after them.
-  std::map<int, std::unique_ptr<DeviceMemory>> snapshots_;
+  std::map<int, DeviceMemory> snapshots_;
   std::map<int, std::shared_ptr<DeviceQueue>> queues_;  // shared_ptr only for the deleter
   std::set<DeviceQueue*> used_queues_;                  // since the last Flush
   DeviceQueue* last_queue_ = nullptr;                   // queue of the last StartCopy
@@ -146,15 +144,14 @@ class DeviceSave final : public kv::CopyQueue {
   std::optional<kv::StepInfo> compared_;
   uint64_t payload_bytes_ = 0;  // payload of all plans, on devices
   uint64_t copied_bytes_ = 0;
-  // By device; shared with the next save.
-  std::map<int, std::shared_ptr<const DevicePageDigests>> page_digests_;
-  std::vector<DeviceStream> streams_;  // at least one per device
+  std::map<int, DeviceMemory> page_digests_;  // by device; shared with the next save
+  std::vector<DeviceStream> streams_;         // at least one per device
   std::shared_ptr<StagedPoint> staged_point_ = std::make_shared<StagedPoint>();
 
   Mutex marks_mutex_;
   uint64_t next_mark_ CAIRN_GUARDED_BY(marks_mutex_) = 1;
-  // The marks of the queues that each mark of this object stands for.
-  std::map<uint64_t, std::vector<std::pair<DeviceQueue*, DeviceQueue::Mark>>> marks_
+  // The points in the queues that each mark stands for, until it is reached.
+  std::map<uint64_t, std::vector<std::shared_ptr<const DeviceFence>>> marks_
       CAIRN_GUARDED_BY(marks_mutex_);
 };
 

@@ -26,7 +26,6 @@
 #include <utility>
 
 #include "core/base/internal/progress_meter.h"
-#include "core/save/internal/chunk_source.h"
 #include "core/save/internal/chunk_writer.h"
 #include "core/save/internal/device_save.h"
 #include "core/save/internal/rank_merge.h"
@@ -39,95 +38,6 @@
 
 namespace cairn::core::internal {
 namespace {
-
-// The dtypes of the tensors of a base, which are asked for in key order.
-class BaseDTypes {
- public:
-  BaseDTypes(const kv::Snapshot& base, const kv::StepInfo& step, const SavePlan& plan)
-      : base_(base), step_(step), plan_(plan) {}
-
-  // Returns whether the base has a tensor of the plan with the same dtype.
-  bool IsSame(size_t tensor) {
-    if (tensor_ == tensor) return is_same_;
-    tensor_ = tensor;
-    const TensorInfo& planned = plan_.tensors[tensor];
-    const auto record = base_.Get(kv::Column::kTensors, step_, kv::FqnKey(planned.fqn));
-    const bool is_found = record && record->has_value();
-    const auto info = is_found ? DecodeTensor(planned.fqn, **record) : Result<TensorInfo>();
-    is_same_ = is_found && info && info->dtype == planned.dtype;
-    return is_same_;
-  }
-
- private:
-  const kv::Snapshot& base_;
-  const kv::StepInfo& step_;
-  const SavePlan& plan_;
-  std::optional<size_t> tensor_;  // the last one
-  bool is_same_ = false;
-};
-
-// A record of the base that cannot be decoded does not fail the save, as the bytes to be stored are
-// available: the chunk is written instead of reused. A chunk with the same key, sizes and length
-// may be reused even if its tensor has another dtype in the base, because only its bytes count; but
-// its values, and their statistics, are others.
-void SetBase(std::span<const std::byte> record, BaseDTypes& dtypes, PlannedChunk& chunk) {
-  auto decoded = DecodeChunk(chunk.key, record);
-  if (decoded && decoded->info.box.sizes == chunk.sizes &&
-      decoded->info.length_bytes() == chunk.length_bytes) {
-    chunk.base = std::move(decoded->info);
-    if (chunk.base->statistics && !dtypes.IsSame(chunk.tensor)) chunk.base->statistics.reset();
-    if (!chunk.is_taken_from_base) return;
-    chunk.digest = chunk.base->digest;
-    chunk.has_bytes = false;
-  }
-}
-
-// Passes all chunks to the writer, each with the base's chunk of the same key, if there is one.
-Result<void> MergeWithBase(const kv::Snapshot& base, const kv::StepInfo& base_step,
-                           const SavePlan& plan, uint64_t own_chunks, ChunkSource& chunks,
-                           ChunkWriter& writer) {
-  BaseDTypes dtypes(base, base_step, plan);
-  // A lookup costs as much as about this many records of a scan.
-  constexpr uint64_t kLookupCost = 16;
-  if (base_step.chunk_count > own_chunks * kLookupCost) {
-    while (!chunks.done()) {
-      PlannedChunk chunk = chunks.Take();
-      CAIRN_TRY_ASSIGN(const auto record, base.Get(kv::Column::kChunks, base_step, chunk.key));
-      if (record) SetBase(*record, dtypes, chunk);
-      CAIRN_TRY(writer.Add(std::move(chunk)));
-    }
-    return {};
-  }
-  return base.Scan(kv::Column::kChunks, base_step, "",
-                   [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
-                     while (!chunks.done() && chunks.Peek().key < key)
-                       CAIRN_TRY(writer.Add(chunks.Take()));
-                     if (chunks.done()) return false;
-                     if (chunks.Peek().key != key) return true;
-                     PlannedChunk chunk = chunks.Take();
-                     SetBase(record, dtypes, chunk);
-                     CAIRN_TRY(writer.Add(std::move(chunk)));
-                     return true;
-                   });
-}
-
-// The shards of the plan; their chunks are recorded when they are written.
-std::vector<SavedChunks::Shard> ShardsToRecord(const SavePlan& plan) {
-  std::vector<SavedChunks::Shard> shards;
-  shards.reserve(plan.shards.size());
-  for (const PlannedShard& shard : plan.shards) {
-    const TensorInfo& tensor = plan.tensors[shard.tensor];
-    shards.push_back({.fqn = tensor.fqn,
-                      .dtype = tensor.dtype,
-                      .box = shard.grid.box(),
-                      .first_chunk = shard.first_chunk,
-                      .device = shard.source.device,
-                      .first_page_digest = shard.first_page_digest,
-                      .chunks = {}});
-    shards.back().chunks.reserve(shard.chunk_count());
-  }
-  return shards;
-}
 
 // Adds the records of this rank's state, which are the same on most ranks and therefore stored
 // once. They are in three groups: a key that only one rank has makes its tree or values differ from
@@ -252,36 +162,27 @@ Result<void> SaveSession::UseDevice(DeviceSave& device) {
 
 Result<void> SaveSession::Write(const SavePlan& plan, const SaveOptions& options,
                                 kv::WorkerPool& pool, SavedChunks* saved, uint64_t reported_bytes) {
-  uint64_t own_chunks = 0;
-  for (const PlannedShard& shard : plan.shards) own_chunks += shard.chunk_count();
   const bool has_state = !plan.structure.empty();  // unlike the plan of WriteLongValues
   if (self_.world_size > 1 && has_state) CAIRN_TRY(AddShared(plan, *writer_));
   ProgressMeter progress(options.progress, plan.own_bytes, reported_bytes);
-  ChunkSource chunks(plan);
-  if (saved != nullptr) saved->shards = ShardsToRecord(plan);
-  ChunkWriter chunk_writer({.plan = plan,
-                            .writer = *writer_,
-                            .pool = pool,
-                            .progress = progress,
-                            .options = options,
-                            .step = step_,
-                            .base = base_ ? &*base_ : nullptr,
-                            .compress = compress_,
-                            .saved = saved,
-                            .device = device_});
-  if (base_) {
-    CAIRN_TRY(MergeWithBase(*base_->snapshot, base_->step, plan, own_chunks, chunks, chunk_writer));
-  }
-  while (!chunks.done()) CAIRN_TRY(chunk_writer.Add(chunks.Take()));
-  CAIRN_TRY(chunk_writer.Finish());
+  CAIRN_TRY_ASSIGN(const WrittenChunks written, WriteChunks({.plan = plan,
+                                                             .writer = *writer_,
+                                                             .pool = pool,
+                                                             .progress = progress,
+                                                             .options = options,
+                                                             .step = step_,
+                                                             .base = base(),
+                                                             .compress = compress_,
+                                                             .saved = saved,
+                                                             .device = device_}));
   if (device_ != nullptr) CAIRN_TRY(device_->CheckUnchanged(plan));
   if (options.check_memory) {
     CAIRN_TRY(writer_->Drain());  // large tensors are written from their own memory
     CAIRN_TRY(options.check_memory());
   }
   report_.logical_bytes += plan.own_bytes;
-  report_.chunks += chunk_writer.chunks();
-  report_.chunks_reused += chunk_writer.chunks_reused();
+  report_.chunks += written.chunks;
+  report_.chunks_reused += written.reused;
   return {};
 }
 

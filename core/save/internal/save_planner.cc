@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "core/save/internal/aliases.h"
 #include "core/state_dict/key_name.h"
 #include "core/state_dict/key_pattern.h"
 #include "core/step/internal/tensor_records.h"

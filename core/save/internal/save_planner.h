@@ -22,7 +22,6 @@
 #include <utility>
 #include <vector>
 
-#include "core/save/internal/aliases.h"
 #include "core/save/internal/save_plan.h"
 #include "core/save/save_options.h"
 #include "core/state_dict/state_dict.h"

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -21,7 +20,6 @@ namespace cairn::core::internal {
 struct SavedChunks {
   struct Chunk {
     kv::Digest digest;
-    uint8_t page_bits = kv::kPageBits;
     bool reused = false;  // the base of that save had the same bytes
     uint8_t deltas = 0;   // number of the chunk's deltas
   };
@@ -42,7 +40,7 @@ struct SavedChunks {
   std::vector<Shard> shards;    // in the order of the plan
   /// Page digests of the shards in device memory, by device, kept there; shared with the save that
   /// compares with them.
-  std::map<int, std::shared_ptr<const DevicePageDigests>> page_digests;
+  std::map<int, DeviceMemory> page_digests;
 };
 
 /// Looks up shards in key order of their tensors, which is also the order of `base`. Cost: one pass

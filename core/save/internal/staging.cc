@@ -50,9 +50,7 @@ struct Task {
 
 bool MayHaveDelta(const Task& task) {
   const ShardTasks& tasks = *task.tasks;
-  // The digests of the staged pages are those of the default page size.
-  return task.base->page_bits == kv::kPageBits && task.base->deltas < tasks.max_deltas &&
-         task.length_bytes <= kMaxComparedBytes &&
+  return task.base->deltas < tasks.max_deltas && task.length_bytes <= kMaxComparedBytes &&
          (!tasks.refused || task.chunk % kDeltaTryInterval == 0);
 }
 
@@ -143,8 +141,7 @@ void RunTask(const Task& task, std::byte* area, StagedDeltaScratch* scratch) {
     return GatherBytes(source, task.begin_bytes, target);
   }
   const std::span<const std::byte> bytes(source.data + task.begin_bytes, task.length_bytes);
-  if (task.base != nullptr && task.base->reused &&
-      kv::PayloadDigest(bytes, uint64_t{1} << task.base->page_bits) == task.base->digest) {
+  if (task.base != nullptr && task.base->reused && kv::PayloadDigest(bytes) == task.base->digest) {
     task.shard->unchanged[task.chunk] = task.base->digest;
     return;
   }
@@ -166,10 +163,8 @@ Result<void> TakeFromBase(const TensorInfo& tensor, const SavedChunks::Shard& ba
   for (const SavedChunks::Chunk& chunk : base.chunks) shard.unchanged.push_back(chunk.digest);
   if (!shard.compared_chunk) return {};
   const uint64_t i = *shard.compared_chunk;
-  const HostPayload payload(shard.source, shard.grid.offset_bytes(i), shard.grid.length_bytes(i),
-                            /*may_change=*/true);
-  const SavedChunks::Chunk& chunk = base.chunks[i - shard.first_chunk];
-  if (payload.DigestWith(uint64_t{1} << chunk.page_bits) == chunk.digest) return {};
+  const HostPayload payload(shard.source, shard.grid.offset_bytes(i), shard.grid.length_bytes(i));
+  if (payload.ComputeDigest() == base.chunks[i - shard.first_chunk].digest) return {};
   return Fail(NotUnchangedError(tensor.fqn));
 }
 

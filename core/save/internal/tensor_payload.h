@@ -1,11 +1,15 @@
 #pragma once
 /// Chunks of tensors in host memory and in device memory, and deltas, as payload of a segment.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
+#include <vector>
 
 #include "core/save/internal/device_save.h"
+#include "core/tensor/strided_copy.h"
 #include "core/tensor/tensor.h"
 #include "kv/base/digest.h"
 #include "kv/base/payload.h"
@@ -31,16 +35,40 @@ class HostPayload final : public kv::Payload {
     return {data_, length_bytes_};
   }
   bool may_change() const override { return may_change_; }
-  Result<void> CopyTo(uint64_t begin_bytes, std::span<std::byte> target) const override;
+  Result<void> CopyTo(uint64_t begin_bytes, std::span<std::byte> target) const override {
+    GatherBytes(source_, begin_bytes_ + begin_bytes, target);
+    return {};
+  }
   /// Returns a page. A page of a tensor that is not contiguous is gathered to `scratch`. Requires
   /// page < PageCount(length_bytes()) and scratch.size() == kPageBytes.
-  std::span<const std::byte> Page(uint64_t page, std::span<std::byte> scratch) const;
+  std::span<const std::byte> Page(uint64_t page, std::span<std::byte> scratch) const {
+    const uint64_t begin = page * kv::kPageBytes;
+    CAIRN_CHECK(begin < length_bytes_ && scratch.size() >= kv::kPageBytes);
+    const uint64_t count = std::min(kv::kPageBytes, length_bytes_ - begin);
+    if (data_ != nullptr) return {data_ + begin, count};
+    GatherBytes(source_, begin_bytes_ + begin, scratch.first(count));
+    return scratch.first(count);
+  }
+
   /// As Page, but a page that may change is copied to `scratch`, so that it can be read twice.
-  std::span<const std::byte> StablePage(uint64_t page, std::span<std::byte> scratch) const;
-  /// Returns the digest with pages of this size.
-  kv::Digest DigestWith(uint64_t page_bytes) const;
+  std::span<const std::byte> StablePage(uint64_t page, std::span<std::byte> scratch) const {
+    const std::span<const std::byte> bytes = Page(page, scratch);
+    if (!may_change_ || bytes.data() == scratch.data()) return bytes;
+    std::memcpy(scratch.data(), bytes.data(), bytes.size());
+    return scratch.first(bytes.size());
+  }
+  kv::Digest ComputeDigest() const {
+    std::vector<std::byte> scratch(kv::kPageBytes);
+    std::vector<uint64_t> page_digests(kv::PageCount(length_bytes_));
+    DigestPages(scratch, page_digests);
+    return kv::RootDigest(page_digests, length_bytes_);
+  }
   /// Writes the digests of all pages to `page_digests`, which has one element for each.
-  void DigestPages(std::span<std::byte> scratch, std::span<uint64_t> page_digests) const;
+  void DigestPages(std::span<std::byte> scratch, std::span<uint64_t> page_digests) const {
+    for (size_t page = 0; page < page_digests.size(); ++page) {
+      page_digests[page] = kv::PageDigest(Page(page, scratch));
+    }
+  }
 
  private:
   const TensorView& source_;
@@ -60,7 +88,9 @@ class DevicePayload final : public kv::Payload {
 
   uint64_t length_bytes() const override { return length_bytes_; }
   kv::CopyQueue* queue() const override { return &device_; }
-  Result<void> CopyTo(uint64_t begin_bytes, std::span<std::byte> target) const override;
+  Result<void> CopyTo(uint64_t begin_bytes, std::span<std::byte> target) const override {
+    return device_.StartCopy(source_, begin_bytes_ + begin_bytes, target);
+  }
 
  private:
   DeviceSave& device_;
