@@ -54,7 +54,7 @@ namespace {
 using internal::GlobalStateLayout;
 using internal::TensorStream;
 
-constexpr int kRoot = 0;
+constexpr uint32_t kRoot = 0;
 
 class Broadcaster {
  public:
@@ -149,14 +149,6 @@ class Broadcaster {
     }
   }
 
-  // The streams of a batch: on the root what each rank receives, on others where they store it.
-  struct Batch {
-    std::vector<TensorStream<TensorView>> sources;  // by rank; a Broadcast uses the first one
-    std::vector<uint64_t> lengths;                  // by rank
-    TensorStream<TensorTarget> mine;
-    uint64_t total_bytes = 0;
-  };
-
   // Returns the boxes of this rank's result; none if it lacks the key.
   std::vector<internal::ShardTargetBox> MyBoxes(const Transfer& transfer) {
     const auto fill = std::ranges::lower_bound(plan_.fills, transfer.full_leaf, {},
@@ -165,30 +157,27 @@ class Broadcaster {
     return internal::ShardViewsToFill(plan_, *fill, call_.rank);
   }
 
-  Result<void> AddToBatch(const Transfer& transfer, Batch& batch) {
-    batch.total_bytes += transfer.length_bytes;
-    if (!is_root()) {
-      for (internal::ShardTargetBox& shard : MyBoxes(transfer))
-        batch.mine.Add(std::move(shard.target));
-    }
+  // Adds what each rank receives of a tensor to the streams, which are by rank; that of the root is
+  // for a Broadcast.
+  Result<void> AddToStreams(const Transfer& transfer, std::vector<internal::PeerStream>& streams) {
     const internal::FullLeaf& leaf = described_[transfer.full_leaf];
-    for (uint32_t rank = 1; rank < call_.world_size; ++rank) {
-      for (const Box& box : BoxesOf(transfer, rank)) {
-        batch.lengths[rank] += *TensorBytes(leaf.dtype, box.sizes);
+    if (!is_root()) {
+      TensorStream<TensorTarget>& mine = streams[transfer.whole_on_all ? kRoot : call_.rank].target;
+      for (internal::ShardTargetBox& shard : MyBoxes(transfer)) mine.Add(std::move(shard.target));
+    }
+    const TensorView* const whole =
+        is_root() ? &full_.tensors[full_.slot[transfer.full_leaf]] : nullptr;
+    if (is_root()) {
+      for (const internal::ShardTargetBox& shard : MyBoxes(transfer)) {
+        CAIRN_TRY(mover_.queues().Copy(Narrow(*whole, shard.box), shard.target));
       }
+      if (transfer.whole_on_all) streams[kRoot].source.Add(*whole);
     }
-    if (!is_root()) return {};
-    const TensorView& whole = full_.tensors[full_.slot[transfer.full_leaf]];
-    for (const internal::ShardTargetBox& shard : MyBoxes(transfer)) {
-      CAIRN_TRY(mover_.queues().Copy(Narrow(whole, shard.box), shard.target));
-    }
-    if (transfer.whole_on_all) {
-      batch.sources[0].Add(whole);
-      return {};
-    }
+    if (transfer.whole_on_all) return {};
     for (uint32_t rank = 1; rank < call_.world_size; ++rank) {
       for (const Box& box : BoxesOf(transfer, rank)) {
-        batch.sources[rank].Add(Narrow(whole, box));
+        streams[rank].length_bytes += *TensorBytes(leaf.dtype, box.sizes);
+        if (is_root()) streams[rank].source.Add(Narrow(*whole, box));
       }
     }
     return {};
@@ -200,56 +189,40 @@ class Broadcaster {
     // The range of a rank may be one byte longer than its share.
     const uint64_t round_bytes = options_.buffer_bytes - call_.world_size;
     const bool by_broadcast = transfers_[next].whole_on_all;
-    Batch batch;
-    batch.sources.resize(call_.world_size);
-    batch.lengths.resize(call_.world_size);
+    std::vector<internal::PeerStream> streams(call_.world_size);
+    for (uint32_t rank = 1; rank < call_.world_size; ++rank) {
+      streams[rank] = {.sender = kRoot, .receivers = {rank}};
+    }
+    uint64_t total_bytes = 0;
     do {
-      CAIRN_TRY(AddToBatch(transfers_[next++], batch));
+      total_bytes += transfers_[next].length_bytes;
+      CAIRN_TRY(AddToStreams(transfers_[next++], streams));
     } while (next < transfers_.size() && transfers_[next].whole_on_all == by_broadcast &&
-             batch.total_bytes + transfers_[next].length_bytes <= round_bytes);
+             total_bytes + transfers_[next].length_bytes <= round_bytes);
     // No other rank receives anything, so that there is no round that waits for the root's copies.
-    if (call_.world_size == 1 || batch.total_bytes == 0) return mover_.queues().Await();
-    const uint64_t rounds = (batch.total_bytes + round_bytes - 1) / round_bytes;
+    if (call_.world_size == 1 || total_bytes == 0) return mover_.queues().Await();
+    if (!by_broadcast) return call_.Move(streams, total_bytes, round_bytes, mover_, report_);
+    const uint64_t rounds = DivCeil(total_bytes, round_bytes);
     for (uint64_t round = 0; round < rounds; ++round) {
-      mover_.Begin();
-      ++report_.round_count;
-      CAIRN_TRY(by_broadcast ? BroadcastRound(batch, round, rounds)
-                             : ScatterRound(batch, round, rounds));
+      const auto range = internal::RangeOfRound(total_bytes, round, rounds);
+      CAIRN_TRY(BroadcastRound(streams[kRoot], range.begin, range.count));
     }
     return {};
   }
 
-  Result<void> BroadcastRound(const Batch& batch, uint64_t round, uint64_t rounds) {
-    const auto [begin, count] = internal::RangeOfRound(batch.total_bytes, round, rounds);
+  Result<void> BroadcastRound(const internal::PeerStream& stream, uint64_t begin, uint64_t count) {
+    mover_.Begin();
+    ++report_.round_count;
     ByteTarget bytes;
     if (is_root()) {
       // The communicator may write to the range of the root, so this is never the full state.
-      CAIRN_TRY_ASSIGN(bytes, mover_.Pack(batch.sources[0], begin, count));
+      CAIRN_TRY_ASSIGN(bytes, mover_.Pack(stream.source, begin, count));
     } else {
-      bytes = mover_.Target(batch.mine, begin, count);
+      bytes = mover_.Target(stream.target, begin, count);
     }
     CAIRN_TRY(mover_.Packed());
     CAIRN_TRY(call_.carrier.Broadcast(bytes, kRoot));
     (is_root() ? report_.sent_bytes : report_.received_bytes) += count;
-    return mover_.Unpack();
-  }
-
-  Result<void> ScatterRound(const Batch& batch, uint64_t round, uint64_t rounds) {
-    std::vector<ByteView> sent(call_.world_size);
-    if (is_root()) {
-      for (uint32_t rank = 1; rank < call_.world_size; ++rank) {
-        const auto [begin, count] = internal::RangeOfRound(batch.lengths[rank], round, rounds);
-        report_.sent_bytes += count;
-        CAIRN_TRY_ASSIGN(sent[rank], mover_.Source(batch.sources[rank], begin, count));
-      }
-      CAIRN_TRY(mover_.Packed());
-      return call_.carrier.Scatter(sent, {}, kRoot);
-    }
-    const auto [begin, count] = internal::RangeOfRound(batch.lengths[call_.rank], round, rounds);
-    const ByteTarget bytes = mover_.Target(batch.mine, begin, count);
-    CAIRN_TRY(mover_.Packed());
-    CAIRN_TRY(call_.carrier.Scatter({}, bytes, kRoot));
-    report_.received_bytes += count;
     return mover_.Unpack();
   }
 

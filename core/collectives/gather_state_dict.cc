@@ -206,33 +206,26 @@ class Gatherer {
     return holdings;
   }
 
-  // The streams of a batch: what this rank sends, and where a receiver stores what it receives.
-  struct Batch {
-    internal::TensorStream<TensorView> mine;
-    std::vector<uint64_t> lengths;                              // by rank
-    std::vector<internal::TensorStream<TensorTarget>> targets;  // by rank; on a receiver
-    uint64_t total_bytes = 0;
-  };
-
-  void AddToBatch(const Transfer& transfer, Batch& batch) {
+  // Adds what each rank sends of a tensor to the streams, which are by rank.
+  void AddToStreams(const Transfer& transfer, std::vector<internal::PeerStream>& streams) {
     const Entry& entry = *transfer.entry;
-    batch.total_bytes += transfer.length_bytes;
     const bool receives = transfer.tensor && is_receiver_[call_.rank];
     TensorTarget whole;
     if (receives) {
       whole = result_.target().Writable(result_.state().tensors[*transfer.tensor]);
     }
     for (const Holding& holding : HoldingsOf(entry)) {
+      internal::PeerStream& stream = streams[holding.rank];
       for (const Box& box : holding.boxes) {
-        batch.lengths[holding.rank] += *TensorBytes(entry.dtype, box.sizes);
-        if (receives) batch.targets[holding.rank].Add(Narrow(whole, box));
+        stream.length_bytes += *TensorBytes(entry.dtype, box.sizes);
+        if (receives) stream.target.Add(Narrow(whole, box));
       }
       if (holding.rank != call_.rank) continue;
       const auto shards =
           internal::ShardViewsHere(*internal::FindSharding(state_, *transfer.tensor),
                                    state_.tensors[*transfer.tensor], call_.rank);
       CAIRN_CHECK(shards.has_value());  // CheckLocally has checked it
-      for (const ShardView& shard : *shards) batch.mine.Add(shard.view);
+      for (const ShardView& shard : *shards) stream.source.Add(shard.view);
     }
   }
 
@@ -242,41 +235,18 @@ class Gatherer {
     // Half of the buffer is for sent bytes and half for received ones. The range of a rank may be
     // one byte longer than its share.
     const uint64_t round_bytes = options_.buffer_bytes / 2 - call_.world_size;
-    Batch batch;
-    batch.lengths.resize(call_.world_size);
-    batch.targets.resize(call_.world_size);
     const auto& messages = transfers_[next].entry->messages;
-    const std::vector<uint32_t> receivers = ReceiversOf(*transfers_[next].entry);
+    std::vector<internal::PeerStream> streams(call_.world_size);
+    for (uint32_t rank = 0; rank < call_.world_size; ++rank) {
+      streams[rank] = {.sender = rank, .receivers = ReceiversOf(*transfers_[next].entry)};
+    }
+    uint64_t total_bytes = 0;
     do {
-      AddToBatch(transfers_[next++], batch);
+      total_bytes += transfers_[next].length_bytes;
+      AddToStreams(transfers_[next++], streams);
     } while (next < transfers_.size() && transfers_[next].entry->messages == messages &&
-             batch.total_bytes + transfers_[next].length_bytes <= round_bytes);
-    const uint64_t rounds = (batch.total_bytes + round_bytes - 1) / round_bytes;
-    const bool receives = std::ranges::binary_search(receivers, call_.rank);
-    for (uint64_t round = 0; round < rounds; ++round) {
-      CAIRN_TRY(MoveRound(batch, round, rounds, receivers, receives));
-    }
-    return {};
-  }
-
-  Result<void> MoveRound(const Batch& batch, uint64_t round, uint64_t rounds,
-                         const std::vector<uint32_t>& receivers, bool receives) {
-    mover_.Begin();
-    const auto [begin, count] = internal::RangeOfRound(batch.lengths[call_.rank], round, rounds);
-    CAIRN_TRY_ASSIGN(const ByteView mine, mover_.Source(batch.mine, begin, count));
-    std::vector<ByteTarget> targets(call_.world_size);
-    for (uint32_t rank = 0; receives && rank < call_.world_size; ++rank) {
-      const auto range = internal::RangeOfRound(batch.lengths[rank], round, rounds);
-      targets[rank] = mover_.Target(batch.targets[rank], range.begin, range.count);
-      if (rank != call_.rank) report_.received_bytes += range.count;
-    }
-    CAIRN_TRY(mover_.Packed());
-    std::vector<ByteView> sent(call_.world_size);
-    for (const uint32_t receiver : receivers) sent[receiver] = mine;
-    ++report_.round_count;
-    report_.sent_bytes += count * (receivers.size() == call_.world_size ? 1 : receivers.size());
-    CAIRN_TRY(call_.carrier.AllToAll(sent, targets));
-    return mover_.Unpack();
+             total_bytes + transfers_[next].length_bytes <= round_bytes);
+    return call_.Move(streams, total_bytes, round_bytes, mover_, report_);
   }
 
   const StateDict& state_;

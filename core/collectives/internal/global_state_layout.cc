@@ -1,10 +1,9 @@
 // Exchanges layout messages:
 //   1. The ranks agree on the status of their arguments, so that none waits for a rank that has
 //      failed.
-//   2. Each rank sends a header: digests of its options and layout message, and lengths of the
-//      message and of its boxes.
+//   2. Each rank sends a header: digests of its options and layout message, and the length of the
+//      message.
 //   3. The lowest rank with each distinct message broadcasts it.
-//   4. If there are explicit shards, the ranks exchange their boxes.
 // From step 2 on all ranks check the same bytes, and return the same errors.
 
 #include "core/collectives/internal/global_state_layout.h"
@@ -13,7 +12,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
+#include <iterator>
 #include <map>
 
 #include "core/ranks/gather_values.h"
@@ -39,14 +38,13 @@ struct Header {
   uint64_t digest_lo = 0;
   uint64_t digest_hi = 0;
   uint64_t message_bytes = 0;
-  uint64_t boxes_bytes = 0;
 
   bool HasSameMessage(const Header& other) const {
     return digest_lo == other.digest_lo && digest_hi == other.digest_hi &&
            message_bytes == other.message_bytes;
   }
 };
-static_assert(sizeof(Header) == 5 * sizeof(uint64_t));
+static_assert(sizeof(Header) == 4 * sizeof(uint64_t));
 
 void WriteMesh(const DeviceMesh& mesh, MessageWriter& writer) {
   writer.Number(mesh.dims().size());
@@ -68,6 +66,16 @@ Result<std::shared_ptr<const DeviceMesh>> ReadMesh(MessageReader& reader) {
   return std::make_shared<const DeviceMesh>(std::move(mesh));
 }
 
+std::vector<Box> ReadBoxes(MessageReader& reader) {
+  std::vector<Box> boxes;
+  for (uint64_t left = reader.Number(); left > 0 && reader.ok(); --left) {
+    Box& box = boxes.emplace_back();
+    box.offsets = reader.Numbers();
+    box.sizes = reader.Numbers();
+  }
+  return boxes;
+}
+
 Result<std::vector<Entry>> DecodeLayout(std::span<const std::byte> bytes) {
   MessageReader reader(bytes);
   std::vector<std::shared_ptr<const DeviceMesh>> meshes;
@@ -83,7 +91,12 @@ Result<std::vector<Entry>> DecodeLayout(std::span<const std::byte> bytes) {
     if (entry.kind == Entry::Kind::kWhole) continue;
     entry.dtype = static_cast<DType>(reader.Number());
     entry.shape = reader.Numbers();
-    if (entry.kind == Entry::Kind::kBoxes) continue;
+    if (entry.kind == Entry::Kind::kBoxes) {
+      entry.boxes = {ReadBoxes(reader)};
+      const auto fits = [&](const Box& box) { return BoxFits(box, entry.shape); };
+      if (!std::ranges::all_of(entry.boxes.front(), fits)) break;
+      continue;
+    }
     const uint64_t mesh = reader.Number();
     if (mesh >= meshes.size()) break;
     entry.mesh = meshes[mesh];
@@ -99,7 +112,8 @@ Result<std::vector<Entry>> DecodeLayout(std::span<const std::byte> bytes) {
 }
 
 // The message contains each mesh once, then the leaves.
-std::vector<std::byte> EncodeLayout(const StateDict& state, const std::vector<Leaf>& leaves) {
+std::vector<std::byte> EncodeLayout(const StateDict& state, const std::vector<Leaf>& leaves,
+                                    uint32_t rank) {
   std::vector<const DeviceMesh*> meshes;
   std::map<const DeviceMesh*, uint64_t> index;
   for (const auto& [tensor, sharding] : state.shardings) {
@@ -124,7 +138,16 @@ std::vector<std::byte> EncodeLayout(const StateDict& state, const std::vector<Le
     if (kind == Entry::Kind::kWhole) continue;
     writer.Number(static_cast<uint64_t>(state.tensors[state.slot[i]].dtype));
     writer.Numbers(sharding->global_shape);
-    if (kind == Entry::Kind::kBoxes) continue;
+    if (kind == Entry::Kind::kBoxes) {
+      const auto shards = ShardViewsHere(*sharding, state.tensors[state.slot[i]], rank);
+      CAIRN_CHECK(shards.has_value());  // CheckShardings has checked it
+      writer.Number(shards->size());
+      for (const ShardView& shard : *shards) {
+        writer.Numbers(shard.box.offsets);
+        writer.Numbers(shard.box.sizes);
+      }
+      continue;
+    }
     writer.Number(index.at(sharding->mesh.get()));
     for (const Placement& placement : sharding->placements) {
       writer.Number(static_cast<uint64_t>(placement.kind));
@@ -134,51 +157,6 @@ std::vector<std::byte> EncodeLayout(const StateDict& state, const std::vector<Le
   }
   std::vector<std::byte> message = std::move(writer).Take();
   CAIRN_DCHECK(DecodeLayout(message).has_value());
-  return message;
-}
-
-// The boxes of one tensor that a rank holds.
-struct BoxesOfTensor {
-  std::string fqn;
-  std::vector<Box> boxes;
-};
-
-Result<std::vector<BoxesOfTensor>> DecodeBoxes(std::span<const std::byte> bytes, uint32_t rank) {
-  MessageReader reader(bytes);
-  std::vector<BoxesOfTensor> tensors;
-  while (reader.ok() && !reader.at_end()) {
-    BoxesOfTensor& tensor = tensors.emplace_back();
-    tensor.fqn = reader.Text();
-    for (uint64_t left = reader.Number(); left > 0 && reader.ok(); --left) {
-      Box& box = tensor.boxes.emplace_back();
-      box.offsets = reader.Numbers();
-      box.sizes = reader.Numbers();
-    }
-  }
-  if (reader.ok()) return tensors;
-  return Fail(ErrorCode::kInternal, fmt::format("the boxes that rank {} sent are damaged", rank));
-}
-
-// For each tensor with explicit shards: its FQN, the number of boxes, the boxes.
-std::vector<std::byte> EncodeBoxes(const StateDict& state, const std::vector<Leaf>& leaves,
-                                   uint32_t rank) {
-  MessageWriter writer;
-  for (uint32_t i = 0; i < leaves.size(); ++i) {
-    if (!IsTensor(state.tree.nodes[leaves[i].node].kind)) continue;
-    const uint32_t tensor = state.slot[i];
-    const Sharding* sharding = FindSharding(state, tensor);
-    if (sharding == nullptr || sharding->mesh != nullptr) continue;
-    const auto shards = ShardViewsHere(*sharding, state.tensors[tensor], rank);
-    CAIRN_CHECK(shards.has_value());  // CheckShardings has checked it
-    writer.Text(leaves[i].fqn);
-    writer.Number(shards->size());
-    for (const ShardView& shard : *shards) {
-      writer.Numbers(shard.box.offsets);
-      writer.Numbers(shard.box.sizes);
-    }
-  }
-  std::vector<std::byte> message = std::move(writer).Take();
-  CAIRN_DCHECK(DecodeBoxes(message, rank).has_value());
   return message;
 }
 
@@ -199,22 +177,6 @@ std::string Conflict(const Entry& a, const Entry& b) {
   if (!a.mesh->IsSame(*b.mesh)) return "on different meshes";
   if (a.placements != b.placements) return "with different placements";
   return {};
-}
-
-std::string DescribeFlaw(const TilingFlaw& flaw, const std::vector<std::pair<uint32_t, Box>>& boxes,
-                         const std::vector<size_t>& nonempty) {
-  switch (flaw.kind) {
-    case TilingFlaw::Kind::kGap:
-      return fmt::format("no rank's shard contains element [{}]", fmt::join(flaw.element, ", "));
-    case TilingFlaw::Kind::kOverlap:
-      return fmt::format("shards of rank {} and rank {} both contain element [{}]",
-                         boxes[nonempty[flaw.boxes[0]]].first, boxes[nonempty[flaw.boxes[1]]].first,
-                         fmt::join(flaw.element, ", "));
-    case TilingFlaw::Kind::kOutside:
-      break;
-  }
-  return fmt::format("a shard of rank {} is not inside the global shape",
-                     boxes[nonempty[flaw.boxes[0]]].first);
 }
 
 }  // namespace
@@ -259,14 +221,12 @@ Result<GlobalStateLayout> GlobalStateLayout::Exchange(Communicator& communicator
                                                       std::span<const uint64_t> options) {
   CAIRN_TRY(AgreeOnStatus(communicator, local));
   const auto rank = static_cast<uint32_t>(communicator.rank());
-  const std::vector<std::byte> message = EncodeLayout(state, leaves);
-  const std::vector<std::byte> boxes = EncodeBoxes(state, leaves, rank);
+  const std::vector<std::byte> message = EncodeLayout(state, leaves, rank);
   const kv::Digest digest = kv::PayloadDigest(message);
   const Header mine{.options = kv::Checksum64(std::as_bytes(options)),
                     .digest_lo = digest.lo,
                     .digest_hi = digest.hi,
-                    .message_bytes = message.size(),
-                    .boxes_bytes = boxes.size()};
+                    .message_bytes = message.size()};
   CAIRN_TRY_ASSIGN(const std::vector<Header> headers, AllGatherValues(communicator, mine));
 
   GlobalStateLayout layout;
@@ -288,15 +248,6 @@ Result<GlobalStateLayout> GlobalStateLayout::Exchange(Communicator& communicator
     CAIRN_TRY(layout.Merge(i, std::move(entries)));
   }
   CAIRN_TRY(layout.CheckMeshes());
-
-  uint64_t all_boxes_bytes = 0;
-  for (const Header& header : headers) all_boxes_bytes += header.boxes_bytes;
-  if (all_boxes_bytes == 0) return layout;
-  std::vector<std::vector<std::byte>> of_ranks;
-  for (const Header& header : headers) of_ranks.emplace_back(header.boxes_bytes);
-  CAIRN_TRY(
-      communicator.AllGather(boxes, std::vector<ByteTarget>(of_ranks.begin(), of_ranks.end())));
-  for (uint32_t r = 0; r < of_ranks.size(); ++r) CAIRN_TRY(layout.ReadBoxes(r, of_ranks[r]));
   CAIRN_TRY(layout.CheckBoxes());
   return layout;
 }
@@ -324,6 +275,7 @@ Result<void> GlobalStateLayout::Merge(uint32_t message, std::vector<Entry> entri
           entry.fqn);
     }
     known.messages.push_back(message);
+    std::ranges::move(entry.boxes, std::back_inserter(known.boxes));
   }
   return {};
 }
@@ -348,36 +300,26 @@ Result<void> GlobalStateLayout::CheckMeshes() const {
   return {};
 }
 
-Result<void> GlobalStateLayout::ReadBoxes(uint32_t rank, std::span<const std::byte> bytes) {
-  CAIRN_TRY_ASSIGN(auto tensors, DecodeBoxes(bytes, rank));
-  for (BoxesOfTensor& tensor : tensors) {
-    const auto entry = by_fqn_.find(tensor.fqn);
-    if (entry == by_fqn_.end()) {
-      return Fail(ErrorCode::kInternal,
-                  fmt::format("rank {} sent boxes of {}, which its layout message lacks", rank,
-                              tensor.fqn));
-    }
-    for (Box& box : tensor.boxes) boxes_[entry->second].emplace_back(rank, std::move(box));
-  }
-  return {};
-}
-
 Result<void> GlobalStateLayout::CheckBoxes() const {
-  static const std::vector<std::pair<uint32_t, Box>> kNone;
-  for (size_t e = 0; e < entries_.size(); ++e) {
-    if (entries_[e].kind != Entry::Kind::kBoxes) continue;
-    const auto found = boxes_.find(e);
-    const auto& boxes = found == boxes_.end() ? kNone : found->second;
-    BoxList list(entries_[e].shape.size());
-    std::vector<size_t> listed;
-    for (size_t i = 0; i < boxes.size(); ++i) {
-      if (boxes[i].second.sizes.size() != entries_[e].shape.size()) continue;
-      list.Add(boxes[i].second);
-      listed.push_back(i);
+  for (const Entry& entry : entries_) {
+    if (entry.kind != Entry::Kind::kBoxes) continue;
+    BoxList list(entry.shape.size());
+    std::vector<uint32_t> ranks;  // by box
+    for (const uint32_t rank : RanksWith(entry)) {
+      for (const Box& box : BoxesOf(entry, rank)) {
+        list.Add(box);
+        ranks.push_back(rank);
+      }
     }
-    if (const auto flaw = FindTilingFlaw(entries_[e].shape, list)) {
-      return Invalid(DescribeFlaw(*flaw, boxes, listed), entries_[e].fqn);
+    const auto flaw = FindTilingFlaw(entry.shape, list);
+    if (!flaw) continue;
+    const std::string element = fmt::format("{}", fmt::join(flaw->element, ", "));
+    if (flaw->kind != TilingFlaw::Kind::kOverlap) {  // no box is outside
+      return Invalid(fmt::format("no rank's shard contains element [{}]", element), entry.fqn);
     }
+    return Invalid(fmt::format("shards of rank {} and rank {} both contain element [{}]",
+                               ranks[flaw->boxes[0]], ranks[flaw->boxes[1]], element),
+                   entry.fqn);
   }
   return {};
 }
@@ -400,16 +342,12 @@ std::vector<uint32_t> GlobalStateLayout::RanksWith(const Entry& entry) const {
 }
 
 std::vector<Box> GlobalStateLayout::BoxesOf(const Entry& entry, uint32_t rank) const {
-  std::vector<Box> boxes;
   if (entry.kind == Entry::Kind::kBoxes) {
-    const auto found = boxes_.find(static_cast<size_t>(&entry - entries_.data()));
-    if (found == boxes_.end()) return boxes;
-    for (const auto& [holder, box] :
-         std::ranges::equal_range(found->second, rank, {}, &std::pair<uint32_t, Box>::first)) {
-      boxes.push_back(box);
-    }
-    return boxes;
+    const auto found = std::ranges::lower_bound(entry.messages, message_of_rank_[rank]);
+    if (found == entry.messages.end() || *found != message_of_rank_[rank]) return {};
+    return entry.boxes[static_cast<size_t>(found - entry.messages.begin())];
   }
+  std::vector<Box> boxes;
   if (!entry.mesh->CoordinateOf(rank)) return boxes;
   const auto shard = ShardOf(entry.shape, *entry.mesh, entry.placements, rank);
   CAIRN_CHECK(shard.has_value());  // every rank has checked its shardings before step 2

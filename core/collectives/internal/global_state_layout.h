@@ -2,9 +2,9 @@
 /// The leaves of all ranks, and the boxes of them that each rank holds. All ranks need this before
 /// they exchange bytes.
 ///
-/// A rank describes its leaves, except for the boxes of explicit shards, in a layout message. Most
-/// ranks of a parallel program have the same message, so they exchange digests first and send each
-/// distinct message once. All ranks then have the same information and find the same errors.
+/// A rank describes its leaves in a layout message. Most ranks of a parallel program have the same
+/// message, unless they have explicit shards, so they exchange digests first and send each distinct
+/// message once. All ranks then have the same information and find the same errors.
 
 #include <cstdint>
 #include <memory>
@@ -30,7 +30,8 @@ class GlobalStateLayout {
     Shape shape;                             // global
     std::shared_ptr<const DeviceMesh> mesh;  // shared by the entries of one message
     std::vector<Placement> placements;
-    std::vector<uint32_t> messages;  // the layout messages that contain it, ascending
+    std::vector<uint32_t> messages;       // the layout messages that contain it, ascending
+    std::vector<std::vector<Box>> boxes;  // kBoxes: by position in `messages`
   };
 
   /// Collective. `local` is the status of this rank so far. Requires the leaves of state.Leaves()
@@ -58,15 +59,12 @@ class GlobalStateLayout {
  private:
   Result<void> Merge(uint32_t message, std::vector<Entry> entries);
   Result<void> CheckMeshes() const;
-  Result<void> ReadBoxes(uint32_t rank, std::span<const std::byte> bytes);
   Result<void> CheckBoxes() const;
   uint32_t FirstRankOf(uint32_t message) const;
 
   std::vector<Entry> entries_;
   std::unordered_map<std::string, size_t> by_fqn_;
   std::vector<uint32_t> message_of_rank_;
-  // Explicit boxes by entry: rank and box, ascending by rank.
-  std::unordered_map<size_t, std::vector<std::pair<uint32_t, Box>>> boxes_;
 };
 
 /// Returns what ShardViewsOf returns, but nothing for a rank that is not in the mesh.
