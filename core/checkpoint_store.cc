@@ -5,13 +5,16 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <span>
+#include <string_view>
 #include <thread>
 
 #include "core/inspect/internal/list.h"
 #include "core/inspect/internal/verify.h"
 #include "core/load/internal/load.h"
 #include "core/load/map.h"
-#include "core/ranks/internal/open_together.h"
+#include "core/ranks/gather_v.h"
+#include "core/ranks/status_agreement.h"
 #include "core/rewrite/internal/edit.h"
 #include "core/rewrite/internal/merge.h"
 #include "core/save/internal/device_save.h"
@@ -26,10 +29,69 @@
 #include "core/step/internal/lookup.h"
 #include "kv/base/catch_exhaustion.h"
 #include "kv/base/mutex.h"
+#include "kv/base/options.h"
 #include "kv/compact.h"
 #include "kv/io/worker_pool.h"
 
 namespace cairn::core {
+namespace {
+
+using Opened = Result<std::unique_ptr<kv::Store>>;
+
+Result<void> CheckSame(const kv::Store& store, std::string_view uuid) {
+  if (store.uuid() == uuid) return {};
+  return Fail(Error{.code = ErrorCode::kInvalidArgument,
+                    .message = fmt::format("this is store {}, rank 0 has opened store {}; give all "
+                                           "ranks the same directory, on a file system that they "
+                                           "share",
+                                           store.uuid(), uuid),
+                    .file = store.directory()});
+}
+
+// "<uuid> <session>"; no session for readers.
+Result<std::string> Introduce(const Opened& store, kv::OpenMode mode) {
+  if (!store) return std::unexpected(store.error());
+  std::string words = (*store)->uuid() + " ";
+  if (mode != kv::OpenMode::kWrite) return words;
+  CAIRN_TRY_ASSIGN(const std::string session, (*store)->OpenSession());
+  return words + session;
+}
+
+/// Opens one store on all ranks of a job:
+/// 1. Rank 0 opens the store and broadcasts its UUID and session.
+/// 2. The others open it and compare the UUIDs.
+/// 3. All ranks agree on the status.
+Result<std::unique_ptr<kv::Store>> OpenTogether(const std::string& address, kv::OpenMode mode,
+                                                Communicator& communicator,
+                                                kv::StoreOptions options) {
+  const auto open = [&](kv::OpenMode own_mode) -> Opened {
+    return kv::Store::Open(address, own_mode, options);
+  };
+  const bool is_first = communicator.rank() == 0;
+  Opened store = nullptr;
+  Result<std::string> words("");
+  if (is_first) {
+    store = open(mode);
+    words = Introduce(store, mode);
+  }
+  CAIRN_TRY(AgreeOnStatus(communicator, words));
+  CAIRN_TRY_ASSIGN(const ByteVector bytes,
+                   BroadcastV(communicator, std::as_bytes(std::span(*words)), 0));
+  if (!is_first) {
+    const std::string_view introduction(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    const size_t space = std::min(introduction.find(' '), introduction.size() - 1);
+    options.session = introduction.substr(space + 1);
+    store = open(mode == kv::OpenMode::kWrite ? kv::OpenMode::kJoinSession : mode);
+    if (store) {
+      Result<void> same = CheckSame(**store, introduction.substr(0, space));
+      if (!same) store = std::unexpected(std::move(same).error());
+    }
+  }
+  CAIRN_TRY(AgreeOnStatus(communicator, store));
+  return store;
+}
+
+}  // namespace
 
 struct CheckpointStore::Impl {
   /// While it exists, this thread is in a call that reports its progress and holds `writing`.
@@ -99,8 +161,7 @@ Result<std::unique_ptr<CheckpointStore>> CheckpointStore::OpenShared(const std::
                                                                      kv::OpenMode mode,
                                                                      Communicator& communicator,
                                                                      kv::StoreOptions options) {
-  CAIRN_TRY_ASSIGN(auto store,
-                   internal::OpenTogether(address, mode, communicator, std::move(options)));
+  CAIRN_TRY_ASSIGN(auto store, OpenTogether(address, mode, communicator, std::move(options)));
   return std::unique_ptr<CheckpointStore>(new CheckpointStore(std::move(store), &communicator));
 }
 

@@ -4,8 +4,8 @@
 ///
 /// Collectives: all ranks of a communicator call the same operations in the same order, with the
 /// same root. A byte range may have any length, including 0, and the lengths may differ between
-/// ranks. A receiver that provides memory knows the length that is sent; `GatherV`, `AllGatherV`
-/// and `BroadcastV` in core/ranks/gather_v.h exchange the lengths first. Requires that a range into
+/// ranks. A receiver that provides memory knows the length that is sent; `AllGatherV` and
+/// `BroadcastV` in core/ranks/gather_v.h exchange the lengths first. Requires that a range into
 /// which a call receives overlaps no other range of the call; ranges that are sent may overlap.
 ///
 /// Every call returns within the communicator's deadline. All implementations return these errors:

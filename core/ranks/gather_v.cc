@@ -32,35 +32,17 @@ Result<ByteVector> Allocate(uint64_t length_bytes) {
   }
 }
 
-Result<std::vector<ByteVector>> AllocateAll(std::span<const uint64_t> lengths) {
-  std::vector<ByteVector> all;
-  for (const uint64_t length : lengths) {
-    CAIRN_TRY_ASSIGN(ByteVector bytes, Allocate(length));
-    all.push_back(std::move(bytes));
-  }
-  return all;
-}
-
 }  // namespace
-
-Result<std::vector<ByteVector>> GatherV(Communicator& communicator, ByteView mine, int root,
-                                        uint64_t max_bytes) {
-  CAIRN_TRY_ASSIGN(const auto lengths, AllGatherValues<uint64_t>(communicator, mine.size()));
-  CAIRN_TRY(CheckTotal(lengths, max_bytes));
-  std::vector<ByteVector> all;
-  if (communicator.rank() == root) {
-    CAIRN_TRY_ASSIGN(all, AllocateAll(lengths));
-  }
-  const std::vector<ByteTarget> targets(all.begin(), all.end());
-  CAIRN_TRY(communicator.Gather(mine, targets, root));
-  return all;
-}
 
 Result<std::vector<ByteVector>> AllGatherV(Communicator& communicator, ByteView mine,
                                            uint64_t max_bytes) {
   CAIRN_TRY_ASSIGN(const auto lengths, AllGatherValues<uint64_t>(communicator, mine.size()));
   CAIRN_TRY(CheckTotal(lengths, max_bytes));
-  CAIRN_TRY_ASSIGN(auto all, AllocateAll(lengths));
+  std::vector<ByteVector> all;
+  for (const uint64_t length : lengths) {
+    CAIRN_TRY_ASSIGN(ByteVector bytes, Allocate(length));
+    all.push_back(std::move(bytes));
+  }
   const std::vector<ByteTarget> targets(all.begin(), all.end());
   CAIRN_TRY(communicator.AllGather(mine, targets));
   return all;
@@ -103,16 +85,6 @@ Result<std::unique_ptr<Communicator>> SplitAlong(Communicator& communicator, con
   const std::vector<uint32_t> group = mesh.GroupOf(rank, along);
   const auto place = std::ranges::find(group, rank) - group.begin();
   return communicator.Split(group.front(), static_cast<uint32_t>(place));
-}
-
-Result<std::vector<std::unique_ptr<Communicator>>> SplitAlongEach(Communicator& communicator,
-                                                                  const DeviceMesh& mesh) {
-  std::vector<std::unique_ptr<Communicator>> parts;
-  for (size_t dim = 0; dim < mesh.dims().size(); ++dim) {
-    CAIRN_TRY_ASSIGN(auto part, SplitAlong(communicator, mesh, {&dim, 1}));
-    parts.push_back(std::move(part));
-  }
-  return parts;
 }
 
 }  // namespace cairn::core

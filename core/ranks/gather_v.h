@@ -1,7 +1,7 @@
 #pragma once
 // SPDX-License-Identifier: Apache-2.0
 /// Collectives on any communicator for ranges whose lengths the receivers do not know, and
-/// communicators along the dimensions of a mesh.
+/// communicators along dimensions of a mesh.
 
 #include <cstddef>
 #include <cstdint>
@@ -29,10 +29,6 @@ inline constexpr uint64_t kMaxGatherVBytes = 4ull << 30;
 ///   kResourceExhausted: there is not enough memory for the received bytes, on this rank only; the
 ///   others fail at their deadline.
 
-/// On the root, element i of the result is `mine` of rank i; on other ranks the result is empty.
-Result<std::vector<ByteVector>> GatherV(Communicator& communicator, ByteView mine, int root,
-                                        uint64_t max_bytes = kMaxGatherVBytes);
-
 /// On every rank, element i of the result is `mine` of rank i.
 Result<std::vector<ByteVector>> AllGatherV(Communicator& communicator, ByteView mine,
                                            uint64_t max_bytes = kMaxGatherVBytes);
@@ -47,11 +43,5 @@ Result<ByteVector> BroadcastV(Communicator& communicator, ByteView bytes, int ro
 /// dimension of `along`.
 Result<std::unique_ptr<Communicator>> SplitAlong(Communicator& communicator, const DeviceMesh& mesh,
                                                  std::span<const size_t> along);
-
-/// Returns one communicator per dimension of the mesh, in their order, of the ranks whose
-/// coordinates differ from this rank's in that dimension only. Collective over `communicator`.
-/// kInvalidArgument: the mesh does not have exactly the ranks of the communicator.
-Result<std::vector<std::unique_ptr<Communicator>>> SplitAlongEach(Communicator& communicator,
-                                                                  const DeviceMesh& mesh);
 
 }  // namespace cairn::core

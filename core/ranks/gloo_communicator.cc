@@ -12,9 +12,11 @@
 
 #include "core/ranks/gather_values.h"
 #include "core/ranks/internal/gloo_group.h"
+#include "core/ranks/internal/host_address.h"
 #include "core/ranks/internal/message_codec.h"
 #include "core/ranks/internal/rendezvous.h"
 #include "core/ranks/local_communicator.h"
+#include "kv/storage/open/open_storage.h"
 
 namespace cairn::core {
 namespace {
@@ -26,6 +28,7 @@ using internal::GlooGroup;
 
 /// Sequence number of the call that ends connecting; calls of a communicator are numbered from 0.
 constexpr uint32_t kConnectingSequence = ~uint32_t{0};
+constexpr size_t kMaxRunIdBytes = 128;
 
 class GlooCommunicator final : public Communicator {
  public:
@@ -110,7 +113,7 @@ class GlooCommunicator final : public Communicator {
 /// means that its rank has failed.
 struct AddressMessage {
   uint16_t length_bytes = 0;
-  std::array<char, internal::kMaxRendezvousMessageBytes> bytes{};
+  std::array<char, internal::kMaxGlooAddressBytes> bytes{};
 };
 
 Result<std::vector<std::string>> GlooCommunicator::ExchangeAddresses(
@@ -135,8 +138,7 @@ Result<std::vector<std::string>> GlooCommunicator::ExchangeAddresses(
   for (size_t i = 0; i < members.size(); ++i) {
     if (members[i] == rank()) continue;
     const AddressMessage& message = received[Index(members[i])];
-    const size_t length =
-        std::min<size_t>(message.length_bytes, internal::kMaxRendezvousMessageBytes);
+    const size_t length = std::min<size_t>(message.length_bytes, internal::kMaxGlooAddressBytes);
     if (length == 0) {
       return Fail(ErrorCode::kUnavailable, fmt::format("rank {} could not take part", members[i]));
     }
@@ -200,9 +202,8 @@ Result<void> CheckOptions(const GlooOptions& options) {
            c == '_' || c == '-';
   };
   const std::string& run_id = options.run_id;
-  if (run_id.empty() || run_id.size() > internal::kMaxRunIdBytes ||
-      !std::ranges::all_of(run_id, may_be_in_name) ||
-      run_id.find_first_not_of('.') == std::string::npos) {
+  if (run_id.empty() || run_id.size() > kMaxRunIdBytes || run_id.starts_with('.') ||
+      !std::ranges::all_of(run_id, may_be_in_name)) {
     return invalid(fmt::format("run id '{}' does not name a directory", run_id));
   }
   return {};
@@ -210,9 +211,9 @@ Result<void> CheckOptions(const GlooOptions& options) {
 
 /// Returns an address in numeric form on which this host can listen. Gloo must not get any other:
 /// it reads uninitialized memory if it cannot resolve a name, and leaks memory if it cannot listen.
-Result<std::string> OwnAddress(const std::string& wanted, const internal::Endpoint& endpoint) {
-  if (!wanted.empty()) return internal::AddressOfThisHost(wanted);
-  if (!endpoint.host.empty()) return internal::LocalAddressTowards(endpoint);
+Result<std::string> OwnAddress(const GlooOptions& options) {
+  if (!options.interface.empty()) return internal::AddressOfThisHost(options.interface);
+  if (!options.route_to.empty()) return internal::LocalAddressTowards(options.route_to);
   char name[HOST_NAME_MAX + 1] = {};
   if (::gethostname(name, sizeof(name) - 1) != 0) {
     return Fail(SystemError(errno, "cannot get the host's name"));
@@ -220,12 +221,11 @@ Result<std::string> OwnAddress(const std::string& wanted, const internal::Endpoi
   return internal::AddressOfThisHost(name);
 }
 
-Result<std::shared_ptr<Device>> MakeDevice(const std::string& interface,
-                                           const internal::Endpoint& endpoint) {
-  if (!interface.empty() && ::if_nametoindex(interface.c_str()) != 0) {
-    return internal::MakeGlooDevice("", interface);
+Result<std::shared_ptr<Device>> MakeDevice(const GlooOptions& options) {
+  if (!options.interface.empty() && ::if_nametoindex(options.interface.c_str()) != 0) {
+    return internal::MakeGlooDevice("", options.interface);
   }
-  CAIRN_TRY_ASSIGN(const std::string address, OwnAddress(interface, endpoint));
+  CAIRN_TRY_ASSIGN(const std::string address, OwnAddress(options));
   return internal::MakeGlooDevice(address, "");
 }
 
@@ -238,6 +238,7 @@ struct Connection {
 /// Returns the addresses at which the other ranks listen for this one. Collective, even if this
 /// rank does not listen: `own` is then an error, and so is the result.
 Result<std::vector<std::string>> ExchangeAddresses(const GlooOptions& options,
+                                                   const MessageAllGather& all_gather,
                                                    const Result<std::unique_ptr<GlooGroup>>& own) {
   internal::MessageWriter writer;
   if (own) {
@@ -245,7 +246,7 @@ Result<std::vector<std::string>> ExchangeAddresses(const GlooOptions& options,
   }
   const std::vector<std::byte> encoded = std::move(writer).Take();
   const std::string message(reinterpret_cast<const char*>(encoded.data()), encoded.size());
-  CAIRN_TRY_ASSIGN(const auto messages, options.all_gather(message));
+  CAIRN_TRY_ASSIGN(const auto messages, all_gather(message));
   if (!own) return std::unexpected(own.error());
   const auto world_size = static_cast<size_t>(options.world_size);
   if (messages.size() != world_size) {
@@ -266,34 +267,37 @@ Result<std::vector<std::string>> ExchangeAddresses(const GlooOptions& options,
 
 /// Connects over the channel of the caller, if there is one, otherwise through the rendezvous.
 Result<Connection> Connect(const GlooOptions& options) {
-  const bool is_by_channel = options.all_gather != nullptr;
   const auto deadline = [&] { return std::chrono::steady_clock::now() + options.connect_timeout; };
-  const Deadline meeting = deadline();
   const internal::Party party{
       .rank = options.rank, .world_size = options.world_size, .run_id = options.run_id};
-  internal::Endpoint endpoint;
+  std::shared_ptr<kv::Storage> storage;
+  MessageAllGather meet;
+  if (!options.all_gather) {
+    CAIRN_TRY_ASSIGN(storage, kv::OpenStorage(options.rendezvous));
+    meet = [&, meeting = deadline()](const std::string& message) {
+      return internal::Meet(*storage, party, message, meeting);
+    };
+  }
+  // Not a copy: the function of the caller may be one of Python.
+  const MessageAllGather& all_gather =
+      options.all_gather ? options.all_gather : std::as_const(meet);
   Connection connection;
   const auto listen = [&]() -> Result<std::unique_ptr<GlooGroup>> {
-    if (!is_by_channel || !options.rendezvous.empty()) {
-      CAIRN_TRY_ASSIGN(endpoint, internal::ParseEndpoint(options.rendezvous));
-    }
-    CAIRN_TRY_ASSIGN(connection.device, MakeDevice(options.interface, endpoint));
+    CAIRN_TRY_ASSIGN(connection.device, MakeDevice(options));
     return GlooGroup::Listen(connection.device, options.rank, options.world_size,
                              options.connect_timeout);
   };
   auto group = listen();
   // Over the channel, the other ranks wait for this one even if it cannot listen.
-  if (!group && !is_by_channel) return std::unexpected(group.error());
-  CAIRN_TRY_ASSIGN(const auto addresses,
-                   is_by_channel ? ExchangeAddresses(options, group)
-                                 : internal::Meet(endpoint, party, (*group)->addresses(), meeting));
+  if (!group && storage != nullptr) return std::unexpected(group.error());
+  CAIRN_TRY_ASSIGN(const auto addresses, ExchangeAddresses(options, all_gather, group));
   connection.group = *std::move(group);
   CAIRN_TRY(connection.group->Connect(addresses));
-  // After this barrier all ranks have read the records of the rendezvous.
+  // After this barrier all ranks have read the objects of the rendezvous.
   CAIRN_TRY(connection.group->Barrier({.operation = Communicator::Operation::kBarrier,
                                        .sequence = kConnectingSequence,
-                                       .deadline = is_by_channel ? deadline() : meeting}));
-  if (!is_by_channel && options.rank == 0) CAIRN_TRY(internal::Forget(endpoint, party));
+                                       .deadline = deadline()}));
+  if (storage != nullptr && options.rank == 0) CAIRN_TRY(internal::Forget(*storage, party));
   return connection;
 }
 

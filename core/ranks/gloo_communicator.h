@@ -22,29 +22,29 @@ struct GlooOptions {
   int rank = 0;
   int world_size = 1;
 
-  /// Where the ranks exchange their addresses, the same on all ranks:
-  ///   "file:///a/directory"  A directory that every rank can access. The ranks create a
-  ///                          subdirectory named after the run, and remove it once all of them are
-  ///                          connected.
-  ///   "tcp://host:port"      An address of rank 0, which listens there until all are connected.
+  /// Where the ranks exchange their addresses, the same on all ranks: the address of a storage that
+  /// every rank can access (kv/storage/open/open_storage.h), such as "file:///a/directory" or
+  /// "s3://bucket/prefix". The ranks create the objects "rendezvous/<run_id>/rank-<rank>" in it,
+  /// and remove them once all ranks are connected.
   std::string rendezvous;
 
-  /// Identifies this start of the job: at most 128 letters, digits, '.', '_' and '-', not all of
-  /// them dots. All ranks pass the same ID; ranks of another run are refused. A run that dies while
-  /// it connects leaves its subdirectory behind, and a new start with the same ID is then refused.
+  /// Identifies this start of the job: at most 128 letters, digits, '.', '_' and '-', the first not
+  /// a '.'. All ranks pass the same ID. A run that dies while it connects leaves its objects
+  /// behind, and a new start with the same ID is then refused.
   std::string run_id = "default";
 
   /// Exchanges the addresses over a channel that the ranks already have, such as a process group of
-  /// PyTorch or MPI_Allgatherv; `run_id` is then unused, and `rendezvous` may be empty. ConnectGloo
-  /// calls it exactly once on each rank with valid options, even if the rank cannot listen, so that
-  /// no other rank waits for it. Uses the channel's deadline. A message has about 150 bytes per
-  /// rank, most of them zero.
+  /// PyTorch or MPI_Allgatherv; `run_id` and `rendezvous` are then unused. ConnectGloo calls it
+  /// exactly once on each rank with valid options, even if the rank cannot listen, so that no other
+  /// rank waits for it. Uses the channel's deadline. A message has about 150 bytes per rank, most
+  /// of them zero.
   MessageAllGather all_gather;
 
   /// The interface ("eth0") or the address of this host that the other ranks can reach. Empty: the
-  /// interface with the route to the host of the rendezvous, or, if the rendezvous is a directory
-  /// or empty, the address that the host's name resolves to.
+  /// interface with the route to the host `route_to`, or, if that is empty, the address that the
+  /// host's name resolves to.
   std::string interface;
+  std::string route_to;
 
   /// The longest time between the starts of the first and the last rank. Connecting takes at most
   /// twice as long, and only if a rank hangs after it has reached the rendezvous.
@@ -61,8 +61,8 @@ inline constexpr int kMaxGlooRanks = 4096;
 ///
 /// kInvalidArgument: invalid options. kUnavailable: a rank did not arrive in time (named where it
 /// is known), or a connection failed. kFailedPrecondition: refused, because the run ID or the rank
-/// is in use, or the ranks pass different world sizes. An error of `all_gather` is returned, and an
-/// exception that it throws is not caught.
+/// is in use, or the ranks pass different world sizes. An error of `all_gather` or of the storage
+/// is returned, and an exception that `all_gather` throws is not caught.
 ///
 /// A call on the result fails at once when a rank that it waits for has died, and at its deadline
 /// when that rank hangs. If the ranks call different collectives, or pass different roots or

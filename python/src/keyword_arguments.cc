@@ -219,12 +219,11 @@ core::GlooOptions ToGlooOptions(const nb::kwargs& arguments) {
   core::GlooOptions options;
   reader.Read("rank", options.rank);
   reader.Read("world_size", options.world_size);
-  reader.Read("rendezvous", options.rendezvous);
-  reader.Read("run_id", options.run_id);
   if (auto all_gather = reader.Find<nb::callable>("all_gather")) {
     options.all_gather = ToMessageAllGather(*std::move(all_gather));
   }
   reader.Read("interface", options.interface);
+  reader.Read("route_to", options.route_to);
   if (const auto seconds = reader.Find<double>("connect_timeout")) {
     options.connect_timeout = ToTimeout(*seconds);
   }

@@ -36,10 +36,10 @@ kv::StoreOptions ToStoreOptions(const nb::kwargs& arguments);
 /// and for values of a wrong type. Requires the GIL.
 kv::CopyOptions ToCopyOptions(const nb::kwargs& arguments);
 
-/// Returns the options of Communicator: `rank`, `world_size`, `rendezvous`, `run_id`, `all_gather`
-/// (a function of bytes that returns a list of bytes), `interface`, `connect_timeout` and `timeout`
-/// (both in seconds), with the defaults of core::GlooOptions. `all_gather` may raise; its exception
-/// passes through ConnectGloo. Raises TypeError for other names and for values of a wrong type, and
+/// Returns the options of Communicator: `rank`, `world_size`, `all_gather` (a function of bytes
+/// that returns a list of bytes), `interface`, `route_to`, `connect_timeout` and `timeout` (both in
+/// seconds), with the defaults of core::GlooOptions. `all_gather` may raise; its exception passes
+/// through ConnectGloo. Raises TypeError for other names and for values of a wrong type, and
 /// Invalid for a timeout that is not positive. Requires the GIL.
 core::GlooOptions ToGlooOptions(const nb::kwargs& arguments);
 

@@ -1,9 +1,8 @@
-// What users write: addresses of stores and of rendezvous, and which steps remain.
+// What users write: addresses of stores, and which steps remain.
 
 #include <algorithm>
 #include <string>
 
-#include "core/ranks/internal/rendezvous.h"
 #include "kv/base/annotations.h"
 #include "kv/base/retention.h"
 #include "kv/storage/open/open_storage.h"
@@ -49,18 +48,6 @@ void FuzzRados(std::string_view text) {
                    again->name_space == settings->name_space);
 }
 
-void FuzzEndpoint(std::string_view text) {
-  const auto endpoint = core::internal::ParseEndpoint(text);
-  if (!endpoint) return UseError(endpoint.error());
-  const bool is_directory = !endpoint->directory.empty();
-  CAIRN_FUZZ_CHECK(is_directory == endpoint->host.empty());
-  const std::string again = is_directory ? "file://" + endpoint->directory
-                                         : "tcp://[" + endpoint->host + "]:" + endpoint->port;
-  const auto parsed = core::internal::ParseEndpoint(again);
-  CAIRN_FUZZ_CHECK(parsed && parsed->directory == endpoint->directory &&
-                   parsed->host == endpoint->host && parsed->port == endpoint->port);
-}
-
 /// The lines are policies and tags.
 void FuzzRetention(Input input) {
   kv::RetentionPolicy policy{.keep_last = input.Byte() % 4u, .keep_every = input.Byte() % 4u};
@@ -101,16 +88,14 @@ void FuzzOpen(std::string_view text) {
 
 void Fuzz(Input input) {
   const MemoryLimit limit(input.rest(), 256);
-  switch (TakeSelector(input, 6)) {
+  switch (TakeSelector(input, 5)) {
     case 0:
       return FuzzS3(input);
     case 1:
       return FuzzRados(input.rest_text());
     case 2:
-      return FuzzEndpoint(input.rest_text());
-    case 3:
       return FuzzRetention(input);
-    case 4:
+    case 3:
       return FuzzOpen(input.rest_text());
     default: {
       const std::string encoded = EncodeUri(input.rest_text(), /*keep_slash=*/true);

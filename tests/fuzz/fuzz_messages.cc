@@ -19,6 +19,7 @@
 #include "kv/state/internal/attempt_outcome.h"
 #include "kv/state/internal/store_identity.h"
 #include "kv/storage/files/internal/memory_storage.h"
+#include "schema/little_endian.h"
 #include "tests/fuzz/fuzz_support.h"
 
 namespace cairn::fuzz {
@@ -93,10 +94,9 @@ void FuzzIdentity(std::string_view text) {
 }
 
 /// The input is a record without its checksum.
-void FuzzRendezvous(std::string_view text) {
-  std::string bytes(text);
-  const uint64_t checksum = kv::Checksum64(AsBytes(text));
-  bytes.append(reinterpret_cast<const char*>(&checksum), sizeof(checksum));
+void FuzzRendezvous(std::span<const std::byte> body) {
+  std::vector<std::byte> bytes(body.begin(), body.end());
+  schema::AppendLittleEndian(bytes, kv::Checksum64(body));
   const auto record = DecodeRecord(bytes);
   if (!record) return UseError(record.error());
   CAIRN_FUZZ_CHECK(EncodeRecord(*record) == bytes);
@@ -147,9 +147,9 @@ class HostileRank final : public core::Communicator {
     const auto taken = input_.Bytes(bytes.size());
     for (size_t i = 0; i < taken.size(); ++i) {
       // Ranks of a job trust the lengths that they announce to each other: a message of 8 bytes is
-      // one, and the header of a layout has two after three numbers. They stay below 64 KiB.
+      // one, and the header of a layout has one after three numbers. They stay below 64 KiB.
       const bool is_length = bytes.size() == sizeof(uint64_t) ||
-                             (bytes.size() == 5 * sizeof(uint64_t) && i >= 3 * sizeof(uint64_t));
+                             (bytes.size() == 4 * sizeof(uint64_t) && i >= 3 * sizeof(uint64_t));
       if (!is_length || i % sizeof(uint64_t) < 2) bytes[i] ^= taken[i];
     }
   }
@@ -208,7 +208,7 @@ void Fuzz(Input input) {
     case 3:
       return FuzzIdentity(input.rest_text());
     case 4:
-      return FuzzRendezvous(input.rest_text());
+      return FuzzRendezvous(input.rest());
     case 5:
       return FuzzFull(input.rest());
     case 6:

@@ -297,16 +297,9 @@ void AddMessages(Corpus& corpus) {
   corpus.Add("messages", "hint", Builder(1).Add(Must(storage.Read(kHintName, 100))));
   const SegmentUse use{.segment = {.epoch = 1, .id = 7, .id_tail = 9}, .live_bytes = 4096};
   corpus.Add("records", "usage", Builder(4).Add(kv::NumberKey(7)).Add(EncodeUsage(use)));
-  for (const uint32_t kind : {1u, 2u, 3u, 4u}) {
-    const std::string record = core::internal::EncodeRecord(
-        {.kind = static_cast<core::internal::RendezvousRecord::Kind>(kind),
-         .rank = 1,
-         .world_size = 2,
-         .run_id = "run",
-         .messages = {"10.0.0.1:29400", ""}});
-    corpus.Add("messages", "rendezvous" + std::to_string(kind),
-               Builder(4).Add(std::string_view(record).substr(0, record.size() - 8)));
-  }
+  const std::vector<std::byte> record =
+      core::internal::EncodeRecord({.rank = 1, .world_size = 2, .message = "10.0.0.1:29400"});
+  corpus.Add("messages", "rendezvous", Builder(4).Add(std::span(record).first(record.size() - 8)));
   const std::vector<core::internal::FullLeaf> leaves = {
       {.fqn = "w",
        .kind = core::NodeKind::kTensor,

@@ -9,7 +9,6 @@
 #include <sstream>
 
 #include "tests/process/child.h"
-#include "tests/support/free_port.h"
 #include "tests/support/scoped_temp_dir.h"
 
 namespace cairn::testing {
@@ -52,36 +51,24 @@ Report ReadReport(Child& child) {
 }
 
 std::string ByFile(const ScopedTempDir& dir) { return "file://" + dir.path(); }
-std::string ByTcp() { return "tcp://127.0.0.1:" + std::to_string(FreePort()); }
 
-class RanksMeetTest : public ::testing::TestWithParam<bool> {};
-INSTANTIATE_TEST_SUITE_P(, RanksMeetTest, ::testing::Bool(),
-                         [](const auto& info) { return info.param ? "ByTcp" : "ByFile"; });
-
-TEST_P(RanksMeetTest, FourProcessesExchangeRanges) {
+TEST(RanksMeetTest, FourProcessesExchangeRanges) {
   ScopedTempDir dir;
-  const Ranks ranks =
-      StartRanks({0, 1, 2, 3}, "exchange", GetParam() ? ByTcp() : ByFile(dir), kNeverMs, kNeverMs);
+  const Ranks ranks = StartRanks({0, 1, 2, 3}, "exchange", ByFile(dir), kNeverMs, kNeverMs);
   for (const auto& rank : ranks) {
     EXPECT_EQ(rank->ReadLine(), "ok");
     EXPECT_EQ(rank->Wait(), 0);
   }
 }
 
-TEST_P(RanksMeetTest, RankThatNeverConnectsIsNamedAtTheDeadline) {
+TEST(RanksMeetTest, RankThatNeverConnectsIsNamedAtTheDeadline) {
   ScopedTempDir dir;
-  const Ranks ranks =
-      StartRanks({0, 1, 3}, "exchange", GetParam() ? ByTcp() : ByFile(dir), 1000, kNeverMs);
-  for (size_t i = 0; i < ranks.size(); ++i) {
-    const Report report = ReadReport(*ranks[i]);
+  const Ranks ranks = StartRanks({0, 1, 3}, "exchange", ByFile(dir), 1000, kNeverMs);
+  for (const auto& rank : ranks) {
+    const Report report = ReadReport(*rank);
     EXPECT_EQ(report.code, "Unavailable") << report.message;
-    // Ranks other than 0 may reach their own deadline before rank 0 reports the failure, or may
-    // have started later than rank 0, and learn of it before theirs.
-    const bool knows = i == 0 || !GetParam();
-    if (knows) {
-      EXPECT_GE(report.time_ms, 900);
-      EXPECT_THAT(report.message, HasSubstr("2 of 4"));
-    }
+    EXPECT_GE(report.time_ms, 900);
+    EXPECT_THAT(report.message, HasSubstr("2 of 4"));
   }
 }
 

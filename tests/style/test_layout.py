@@ -101,10 +101,6 @@ OF_HEADER = {
         "core/load/internal/shard_load.cc",
         "core/load/internal/update.cc",
     },
-    "core/ranks/internal/rendezvous.h": {
-        "core/ranks/internal/file_rendezvous.cc",
-        "core/ranks/internal/tcp_rendezvous.cc",
-    },
     "cuda/internal/kernels.h": {"cuda/internal/copy_kernels.cu", "cuda/internal/digest_kernel.cu"},
     "kv/read/snapshot.h": {"kv/read/internal/verify_files.cc"},
     "kv/commit/internal/rank_parts.h": {"kv/commit/internal/part_gatherer.cc"},

@@ -12,8 +12,13 @@
 
 #include <algorithm>
 #include <exception>
+#include <map>
 #include <new>
 #include <set>
+#include <thread>
+
+#include "kv/base/catch_exhaustion.h"
+#include "kv/base/mutex.h"
 
 namespace cairn::core::internal {
 namespace {
@@ -62,7 +67,7 @@ Result<void> Guarded(Attempted&& attempted, Work&& work) {
 
 enum class MessageKind : uint64_t { kBytes, kGuard, kReceipt };
 
-/// The slot of messages that are never sent (GlooGroup::CheckConnections): no call has the number.
+/// The slot of messages that are never sent (Waits::Check): no call has the number.
 constexpr uint64_t kWatchSlot = uint64_t{7} << 29;
 
 uint64_t SlotOf(const GlooCall& call, MessageKind kind, uint64_t length_bytes) {
@@ -140,10 +145,128 @@ class GlooGroup::Context final : public gloo::Context {
   }
 };
 
+/// Waits of one call at a time, which other threads can end, and which notice broken connections.
+/// Gloo can end the wait for a buffer only. Each function throws gloo::IoException if the
+/// connection is closed, if the deadline has passed (then Gloo closes all connections of the
+/// context), or after Interrupt.
+class GlooGroup::Waits {
+ public:
+  explicit Waits(Context& context) : context_(context) {}
+  ~Waits() {
+    {
+      const MutexLock lock(mutex_);
+      is_ended_ = true;
+    }
+    changed_.NotifyAll();
+    if (waker_.joinable()) waker_.join();
+  }
+
+  /// Before all other calls. kResourceExhausted: no thread can be started.
+  Result<void> Start() {
+    CAIRN_TRY_ASSIGN(waker_,
+                     kv::StartThread("the waits for other ranks", [this] { WakeSender(); }));
+    return {};
+  }
+
+  void Received(UnboundBuffer& buffer, Deadline deadline) {
+    const Waiting waiting(*this, buffer, /*sends=*/false);
+    if (!buffer.waitRecv(TimeLeft(deadline))) Abort();
+  }
+  /// Looks regularly whether the connection to `peer` is closed: Gloo does not wake the sender if
+  /// it finds this out while it begins to send what the peer has just requested.
+  void Sent(UnboundBuffer& buffer, int peer, Deadline deadline) {
+    const Waiting waiting(*this, buffer, /*sends=*/true);
+    while (!buffer.waitSend(TimeLeft(deadline))) {
+      if (is_interrupted()) Abort();
+      Check(peer);
+    }
+  }
+
+  /// Throws if the connection to the peer is closed: requests a message from it that is never sent,
+  /// and a wait for it fails if the connection is closed. Does not wait. Threads: any.
+  void Check(int peer) {
+    const MutexLock lock(watching_);
+    auto& buffer = expected_[peer];
+    if (buffer == nullptr) {
+      buffer = context_.createUnboundBuffer(nullptr, 0);
+      buffer->recv(peer, kWatchSlot);
+    }
+    // A wait that was aborted before it begins throws if the connection is broken, and returns
+    // otherwise.
+    buffer->abortWaitRecv();
+    (void)buffer->waitRecv(std::chrono::milliseconds(1));
+  }
+  /// Ends the wait, and every later one. Threads: any.
+  void Interrupt() {
+    const MutexLock lock(mutex_);
+    is_interrupted_ = true;
+    if (waited_for_ == nullptr) return;
+    // If the wait has not begun yet, the buffer remembers this.
+    waited_for_->abortWaitRecv();
+    waited_for_->abortWaitSend();
+  }
+
+ private:
+  static constexpr std::chrono::milliseconds kCheckInterval{250};
+
+  /// A wait for `buffer`, which Interrupt can end.
+  struct Waiting {
+    Waiting(Waits& waits_in, UnboundBuffer& buffer, bool sends) : waits(waits_in) {
+      if (!waits.Begin(buffer, sends)) waits.Abort();
+    }
+    ~Waiting() {
+      const MutexLock lock(waits.mutex_);
+      waits.waited_for_ = nullptr;
+    }
+    Waits& waits;
+  };
+
+  /// Returns false after Interrupt.
+  bool Begin(UnboundBuffer& buffer, bool sends) {
+    const MutexLock lock(mutex_);
+    if (is_interrupted_) return false;
+    waited_for_ = &buffer;
+    sends_ = sends;
+    ++wait_count_;
+    return true;
+  }
+  /// Closes the connections before the buffers of the call are destroyed, like a wait that times
+  /// out.
+  [[noreturn]] void Abort() {
+    context_.closeConnections();
+    throw gloo::IoException("interrupted on this rank");
+  }
+  bool is_interrupted() const {
+    const MutexLock lock(mutex_);
+    return is_interrupted_;
+  }
+  /// Wakes a thread that has waited long for a send, so that it checks the connection.
+  void WakeSender() {
+    const MutexLock lock(mutex_);
+    while (!is_ended_) {
+      const uint64_t wait = wait_count_;
+      changed_.WaitUntil(mutex_, std::chrono::steady_clock::now() + kCheckInterval);
+      if (waited_for_ != nullptr && sends_ && wait_count_ == wait) waited_for_->abortWaitSend();
+    }
+  }
+
+  Context& context_;
+  Mutex watching_;
+  std::map<int, std::unique_ptr<UnboundBuffer>> expected_ CAIRN_GUARDED_BY(watching_);  // by peer
+  mutable Mutex mutex_;
+  CondVar changed_;
+  bool is_interrupted_ CAIRN_GUARDED_BY(mutex_) = false;
+  bool is_ended_ CAIRN_GUARDED_BY(mutex_) = false;
+  bool sends_ CAIRN_GUARDED_BY(mutex_) = false;
+  uint64_t wait_count_ CAIRN_GUARDED_BY(mutex_) = 0;
+  UnboundBuffer* waited_for_ CAIRN_GUARDED_BY(mutex_) = nullptr;
+  std::thread waker_;  // runs WakeSender, from Start on
+};
+
 /// The parts of ranges that one call receives and sends.
 class GlooGroup::Transfers {
  public:
-  Transfers(Context& context, GlooWaits& waits, const GlooCall& call)
+  Transfers(Context& context, Waits& waits, const GlooCall& call)
       : context_(context), waits_(waits), call_(call) {}
 
   /// Begin a transfer, which FinishReceive or FinishSends completes. After an error, the caller
@@ -261,14 +384,14 @@ class GlooGroup::Transfers {
   }
 
   Context& context_;
-  GlooWaits& waits_;
+  Waits& waits_;
   const GlooCall& call_;
   std::vector<Part> incoming_;
   std::vector<Part> outgoing_;
 };
 
 GlooGroup::GlooGroup(std::shared_ptr<Context> context)
-    : context_(std::move(context)), waits_(*context_, kWatchSlot) {}
+    : context_(std::move(context)), waits_(std::make_unique<Waits>(*context_)) {}
 
 GlooGroup::~GlooGroup() = default;
 
@@ -292,10 +415,10 @@ Result<std::unique_ptr<GlooGroup>> GlooGroup::Listen(
                         if (peer == rank) continue;
                         std::string& address = group->addresses_[static_cast<size_t>(peer)];
                         address = group->context_->Listen(peer);
-                        CAIRN_CHECK(address.size() <= kMaxRendezvousMessageBytes);
+                        CAIRN_CHECK(address.size() <= kMaxGlooAddressBytes);
                       }
                     }));
-  CAIRN_TRY(group->waits_.Start());
+  CAIRN_TRY(group->waits_->Start());
   return group;
 }
 
@@ -313,7 +436,7 @@ Result<void> GlooGroup::Exchange(const GlooCall& call, std::span<const ByteView>
                                  std::span<const ByteTarget> received) {
   const auto own = static_cast<size_t>(rank());
   std::ranges::copy(sent[own], received[own].begin());
-  Transfers transfers(*context_, waits_, call);
+  Transfers transfers(*context_, *waits_, call);
   // Both start with the next rank, so that not all ranks send to rank 0 first.
   for (int step = 1; step < size(); ++step) {
     const int peer = (rank() + step) % size();
@@ -338,7 +461,7 @@ Result<void> GlooGroup::Exchange(const GlooCall& call, std::span<const ByteView>
 
 Result<void> GlooGroup::Barrier(const GlooCall& call) {
   for (int distance = 1; distance < size(); distance *= 2) {
-    Transfers transfers(*context_, waits_, call);
+    Transfers transfers(*context_, *waits_, call);
     CAIRN_TRY(transfers.BeginReceive((rank() - distance + size()) % size(), {}));
     CAIRN_TRY(transfers.BeginSend((rank() + distance) % size(), {}));
     CAIRN_TRY(transfers.FinishReceive(0));
@@ -355,7 +478,7 @@ Result<void> GlooGroup::Broadcast(const GlooCall& call, ByteTarget bytes, int ro
   int lowest_bit = 1;
   while (lowest_bit < size() && (place & lowest_bit) == 0) lowest_bit *= 2;
 
-  Transfers transfers(*context_, waits_, call);
+  Transfers transfers(*context_, *waits_, call);
   if (place != 0) {
     CAIRN_TRY(ForEachPart(bytes, [&](ByteTarget part) {
       return transfers.BeginReceive(rank_at(place - lowest_bit), part);
@@ -374,14 +497,14 @@ Result<void> GlooGroup::Broadcast(const GlooCall& call, ByteTarget bytes, int ro
   return transfers.FinishSends();
 }
 
-void GlooGroup::Interrupt() { waits_.Interrupt(); }
+void GlooGroup::Interrupt() { waits_->Interrupt(); }
 
 Result<void> GlooGroup::CheckConnections() {
   const SigpipeBlock no_sigpipe;
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank()) continue;
     CAIRN_TRY(Guarded([&] { return fmt::format("the connection to rank {}", peer); },
-                      [&] { waits_.Check(peer); }));
+                      [&] { waits_->Check(peer); }));
   }
   return {};
 }

@@ -29,7 +29,6 @@
 #include <vector>
 
 #include "core/ranks/communicator.h"
-#include "core/ranks/internal/gloo_waits.h"
 #include "core/ranks/internal/rendezvous.h"
 #include "kv/base/error.h"
 
@@ -43,6 +42,7 @@ namespace cairn::core::internal {
 /// Broadcast part by part.
 inline constexpr uint64_t kMaxGlooPartBytes = 16ull << 20;
 inline constexpr uint64_t kUnguardedBytes = 64ull << 10;
+inline constexpr uint64_t kMaxGlooAddressBytes = 512;
 static_assert(kMaxGlooPartBytes < 1ull << 27);
 
 /// Identifies a call; `sequence` is the same on all ranks.
@@ -81,7 +81,7 @@ class GlooGroup {
   int rank() const;
   int size() const;
   /// The address to which each peer connects, by rank; empty for this rank. At most
-  /// kMaxRendezvousMessageBytes each.
+  /// kMaxGlooAddressBytes each.
   const std::vector<std::string>& addresses() const { return addresses_; }
   /// Connects to all peers. `addresses` contains, by rank, the address of each peer for this rank.
   Result<void> Connect(const std::vector<std::string>& addresses);
@@ -108,11 +108,12 @@ class GlooGroup {
 
  private:
   class Context;
+  class Waits;
   class Transfers;
   explicit GlooGroup(std::shared_ptr<Context> context);
 
   const std::shared_ptr<Context> context_;  // shared because Gloo's functions take a shared_ptr
-  GlooWaits waits_;
+  const std::unique_ptr<Waits> waits_;
   std::vector<std::string> addresses_;
 };
 

@@ -185,7 +185,7 @@ class Ranks:
         Unavailable if a rank does not connect in time."""
         old = self.communicator
         new = old and connect_ranks(
-            self.rank, self.world_size, old.all_gather, _master_address(), self.timeout
+            self.rank, self.world_size, old.all_gather, _master_host(), self.timeout
         )
         return Ranks(new, self._numbers, self.device, self.timeout)
 
@@ -442,21 +442,21 @@ def connect(group: ProcessGroup, timeout: float) -> _cairn.Communicator:
         dist.all_gather_object(messages, message, group=group)
         return messages
 
-    return connect_ranks(dist.get_rank(group), world_size, all_gather, _master_address(), timeout)
+    return connect_ranks(dist.get_rank(group), world_size, all_gather, _master_host(), timeout)
 
 
 def connect_ranks(
     rank: int,
     world_size: int,
     all_gather: Callable[[bytes], list[bytes]],
-    rendezvous: str,
+    route_to: str,
     timeout: float,
 ) -> _cairn.Communicator:
     """A communicator over ranks that can already exchange messages, with ``all_gather``.
     Collective.
 
-    The interface is chosen as for `connect`, with the route to ``rendezvous``, a ``tcp://`` address
-    or empty.
+    The interface is chosen as for `connect`, with the route to the host ``route_to``; empty: the
+    address that the host's name resolves to.
     """
     import zlib
 
@@ -465,10 +465,10 @@ def connect_ranks(
     return _cairn.Communicator(
         rank=rank,
         world_size=world_size,
-        rendezvous=rendezvous,
         # Messages of many ranks are long, but mostly zeros.
         all_gather=lambda mine: [*map(zlib.decompress, all_gather(zlib.compress(mine, 1)))],
         interface=interface or ("127.0.0.1" if is_one_host else ""),
+        route_to=route_to,
         connect_timeout=min(timeout, 300.0),
         timeout=timeout,
     )
@@ -497,9 +497,6 @@ def _this_host() -> bytes:
     return f"{socket.gethostname()} {boot}".encode()
 
 
-def _master_address() -> str:
-    """The address at which torch's ranks met; empty if they met elsewhere than at a host."""
-    host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
-    if ":" in host:
-        host = f"[{host.strip('[]')}]"
-    return f"tcp://{host}:{port}" if host and port else ""
+def _master_host() -> str:
+    """The host at which torch's ranks met; empty if they met elsewhere."""
+    return os.environ.get("MASTER_ADDR", "").strip("[]")

@@ -1,4 +1,5 @@
 // The blocks of docs/communicators.md, in functions with the names that they use.
+#include <array>
 #include <memory>
 #include <string>
 
