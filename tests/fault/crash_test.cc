@@ -124,27 +124,6 @@ void ExpectOldOrNew(const std::string& address, const Steps& before, const Steps
   ExpectSample(*snapshot, MakeSample(50));
 }
 
-/// Puts all kinds of objects into the store that an open for writing removes.
-void PlantGarbage(const std::string& address, bool in_files) {
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto storage, OpenStorage(address));
-  for (const char* name : {"segments/00000001-0123456789abcdef00000000.seg",
-                           "tables/00000001-0123456789abcdef00000000.sst",
-                           "pages/00000001-0123456789abcdef00000000.steps",
-                           "pending/00000001000000000000000000000000-7-0/1.part",
-                           "pending/00000001000000000000000000000000-7-0/failed",
-                           "leases/00000001000000000000000000000000"}) {
-    CAIRN_ASSERT_OK(storage->Put(name, std::as_bytes(std::span("garbage", 7))));
-  }
-  if (in_files) {
-    for (const char* name :
-         {"tables/.0123456789abcdef.tmp", "roots/.0123456789abcdef.tmp", ".0123456789abcdef.tmp"}) {
-      cairn::testing::WriteText(fmt::format("{}/{}", address, name), "garbage");
-    }
-  }
-  CAIRN_ASSERT_OK_AND_ASSIGN(const auto planted, FindLeftovers(address));
-  EXPECT_THAT(planted, SizeIs(5));
-}
-
 /// What store_program counts until it dies, and during what: an operation, "open" of a store with
 /// garbage, or "create".
 class CrashTest : public ::testing::TestWithParam<std::tuple<const char*, std::string>> {
@@ -221,7 +200,12 @@ TEST_P(CrashTest, LeavesTheOldOrTheNewState) {
     history = NewAddress("history");
     CAIRN_ASSERT_OK_AND_ASSIGN(before, MakeHistory(history));
   }
-  if (name == "open") PlantGarbage(history, at_files());
+  if (name == "open") {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto storage, OpenStorage(history));
+    CAIRN_ASSERT_OK(PlantGarbage(*storage));
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto planted, FindLeftovers(history));
+    EXPECT_THAT(planted, SizeIs(5));
+  }
   const Steps after = operation ? After(*operation, before) : before;
   uint32_t number = 0, recoveries = 0, recovery_crashes = 0;
   const uint32_t crashes = KillAtEvery(history, name, [&](const std::string& crashed) {

@@ -9,7 +9,6 @@
 
 #include <cerrno>
 #include <filesystem>
-#include <fstream>
 
 #include "kv/base/options.h"
 #include "kv/read/snapshot.h"
@@ -148,67 +147,6 @@ INSTANTIATE_TEST_SUITE_P(Every, FailingOperationTest, ::testing::ValuesIn(AllFai
                            std::erase(name, '-');
                            return name;
                          });
-
-class FailingOpenTest : public ::testing::TestWithParam<bool> {
- protected:
-  ScopedTempDir dir_{cairn::testing::FastDirectory()};
-};
-
-// Creates a store, or opens one of which a writer was killed.
-TEST_P(FailingOpenTest, LeavesTheStepsAndSucceedsWhenRetried) {
-  const bool for_good = GetParam();
-  Steps before;
-  for (const bool exists : {true, false}) {
-    for (uint32_t n = 1;; ++n) {
-      const std::string path = dir_ / fmt::format("store-{}-{}", exists, n);
-      if (exists) {
-        CAIRN_ASSERT_OK_AND_ASSIGN(before, MakeHistory(path));
-        std::filesystem::create_directories(path + "/pending/00000001000000000000000000000000-7-0");
-        for (const char* name : {"/segments/00000001-0123456789abcdef00000000.seg",
-                                 "/leases/00000001000000000000000000000000",
-                                 "/pending/00000001000000000000000000000000-7-0/1.part",
-                                 "/roots/.0123456789abcdef.tmp"}) {
-          std::ofstream(path + name) << "garbage";
-        }
-      }
-      bool fired = false;
-      {
-        Result<std::unique_ptr<Store>> opened;  // closed without faults
-        ScopedFaults faults(for_good ? FailFromNth(n, EIO) : FailNth(n, EIO));
-        opened = Store::Open(path, OpenMode::kWrite, SmallBlocks());
-        fired = faults.fired();
-        SCOPED_TRACE(fmt::format("point {} ({})", n, faults.fired_at()));
-        if (!opened) {
-          EXPECT_TRUE(IsSensible(opened.error().code, EIO)) << opened.error().ToString();
-        }
-      }
-      SCOPED_TRACE(fmt::format("opened again after point {}", n));
-      // If the root was put and the lease could not be removed, this process appears to have the
-      // store open, and the error states that.
-      auto store = Store::Open(path, OpenMode::kWrite, SmallBlocks());
-      if (!store && for_good) {
-        EXPECT_THAT(store, IsError(ErrorCode::kConflict, "this process"));
-        StoreOptions options = SmallBlocks();
-        options.take_over = true;
-        store = Store::Open(path, OpenMode::kWrite, options);
-      }
-      ASSERT_TRUE(IsOk(store));
-      ExpectSteps(**store, exists ? before : Steps());
-      CAIRN_EXPECT_OK(SaveSample(**store, MakeSample(9)));
-      CAIRN_ASSERT_OK((*store)->Close());
-      CAIRN_ASSERT_OK_AND_ASSIGN(store, Store::Open(path, OpenMode::kWrite, SmallBlocks()));
-      ExpectNoLeftovers(path);
-      std::filesystem::remove_all(path);
-      if (HasFailure()) return;
-      if (fired) continue;
-      EXPECT_GT(n, 15u) << "no fault occurred";
-      break;
-    }
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(Every, FailingOpenTest, ::testing::Bool(),
-                         [](const auto& info) { return info.param ? "ForGood" : "Once"; });
 
 // The root exists, but its directory cannot be synced, so that a power failure decides whether the
 // step exists. Nothing may be removed then; the next open determines the outcome.

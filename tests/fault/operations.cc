@@ -6,11 +6,14 @@
 #include <chrono>
 #include <cstdlib>
 #include <map>
+#include <span>
 
 #include "kv/base/options.h"
 #include "kv/compact.h"
 #include "kv/read/snapshot.h"
+#include "kv/storage/open/open_storage.h"
 #include "kv/store.h"
+#include "tests/support/scoped_temp_dir.h"
 #include "tests/support/without_value.h"
 
 namespace cairn::kv::testing {
@@ -84,16 +87,37 @@ StoreOptions SmallBlocks() {
   return options;
 }
 
-Result<Steps> MakeHistory(const std::string& directory) {
-  CAIRN_TRY_ASSIGN(const auto store, Store::Open(directory, OpenMode::kWrite, SmallBlocks()));
+Result<Steps> MakeHistory(const std::shared_ptr<Storage>& storage, const SampleShape& shape) {
+  CAIRN_TRY_ASSIGN(const auto store, Store::Open(storage, OpenMode::kWrite, SmallBlocks()));
   Steps steps;
   for (const auto& [step, version] : {std::pair{1, 0}, {2, 0}, {3, 0}, {2, 1}}) {
-    SampleStep sample = MakeSample(step, version);
-    CAIRN_TRY(SaveSample(*store, sample, /*overwrite=*/version > 0));
-    steps[sample.step] = std::move(sample);
+    steps[step] = MakeSample(step, version, shape);
+    CAIRN_TRY(SaveSample(*store, steps[step], /*overwrite=*/version > 0));
   }
   CAIRN_TRY(store->Close());
   return steps;
+}
+
+Result<Steps> MakeHistory(const std::string& directory) {
+  CAIRN_TRY_ASSIGN(const auto storage, OpenStorage(directory));
+  return MakeHistory(storage);
+}
+
+Result<void> PlantGarbage(Storage& storage) {
+  for (const char* name : {"segments/00000001-0123456789abcdef00000000.seg",
+                           "tables/00000001-0123456789abcdef00000000.sst",
+                           "pages/00000001-0123456789abcdef00000000.steps",
+                           "pending/00000001000000000000000000000000-7-0/1.part",
+                           "pending/00000001000000000000000000000000-7-0/failed",
+                           "leases/00000001000000000000000000000000"}) {
+    CAIRN_TRY(storage.Put(name, std::as_bytes(std::span("garbage", 7))));
+  }
+  if (storage.local_files() == nullptr) return {};
+  for (const char* name :
+       {"tables/.0123456789abcdef.tmp", "roots/.0123456789abcdef.tmp", ".0123456789abcdef.tmp"}) {
+    cairn::testing::WriteText(storage.address() + "/" + name, "garbage");
+  }
+  return {};
 }
 
 Result<void> Perform(Operation operation, Store& store) {

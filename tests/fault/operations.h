@@ -1,11 +1,13 @@
 #pragma once
 /// The operations whose failures and crashes are tested, on a store with a known history.
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 
 #include "kv/base/options.h"
+#include "kv/storage/storage.h"
 #include "kv/store.h"
 #include "tests/kv/sample_step.h"
 
@@ -33,7 +35,12 @@ inline constexpr SampleShape kLoopShape{.tensor_count = 4, .largest_bytes = 60'0
 /// without files has a minimum.
 StoreOptions SmallBlocks();
 /// Saves steps 1, 2 and 3, of which 2 was overwritten and 3 refers to bytes of 1.
+Result<Steps> MakeHistory(const std::shared_ptr<Storage>& storage, const SampleShape& shape = {});
 Result<Steps> MakeHistory(const std::string& directory);
+
+/// Adds what a writer of an older epoch leaves if it crashes: objects of all kinds, and temporary
+/// files where objects are files. An open for writing removes them.
+Result<void> PlantGarbage(Storage& storage);
 
 /// Performs the operation: saves step 4, overwrites step 2, deletes step 1, deletes steps 1 and 3,
 /// saves step 4 from three ranks, which take turns in this process, or rewrites all segments.

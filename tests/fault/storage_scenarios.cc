@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "kv/compact.h"
+#include "kv/copy_steps.h"
 #include "kv/read/snapshot.h"
 #include "kv/root/internal/root_log.h"
 #include "kv/storage/storage.h"
@@ -19,6 +20,7 @@ namespace cairn::kv::testing {
 namespace {
 
 using cairn::testing::IsError;
+using cairn::testing::IsOk;
 using internal::FaultyStorage;
 using internal::MemoryStorage;
 using std::chrono::milliseconds;
@@ -28,6 +30,10 @@ constexpr SampleShape kTiny{.tensor_count = 1, .largest_bytes = 1};
 
 SampleStep Sample(uint64_t step, uint64_t version = 0) {
   return MakeSample(step, version, kFaultShape);
+}
+
+Result<Steps> PrepareHistory(const std::shared_ptr<Storage>& storage) {
+  return MakeHistory(storage, kFaultShape);
 }
 
 /// One change, and its effect on the contents.
@@ -67,6 +73,28 @@ Change CompactAll() {
             return {};
           },
           .apply = [](Steps&) {}};
+}
+
+/// The storage with the usual history that copies read.
+const std::shared_ptr<MemoryStorage>& Source() {
+  static const auto source = [] {
+    auto storage = std::make_shared<MemoryStorage>("source");
+    EXPECT_TRUE(IsOk(PrepareHistory(storage)));
+    return storage;
+  }();
+  return source;
+}
+
+/// A copy of a step, with an announcement after each segment.
+Change Copy(const SampleStep& sample) {
+  return {.perform = [=](Store& store, milliseconds) -> Result<void> {
+            CAIRN_TRY_ASSIGN(const auto source, Store::Open(Source(), OpenMode::kRead));
+            CAIRN_TRY(CopySteps(
+                *source, store,
+                {.steps = {sample.step}, .threads = 1, .keep_interval = milliseconds(0)}));
+            return {};
+          },
+          .apply = [=](Steps& steps) { steps[sample.step] = sample; }};
 }
 
 /// A save by three ranks, two of which join the session.
@@ -143,30 +171,18 @@ void ChangeStore(const std::shared_ptr<FaultyStorage>& storage, const std::vecto
 
 Result<Steps> PrepareNothing(const std::shared_ptr<Storage>&) { return Steps(); }
 
-/// Steps 1, 2 and 3, of which 2 was overwritten and 3 refers to bytes of 1.
-Result<Steps> PrepareHistory(const std::shared_ptr<Storage>& storage) {
-  CAIRN_TRY_ASSIGN(const auto store, Store::Open(storage, OpenMode::kWrite, SmallBlocks()));
-  Steps steps;
-  for (const auto& [step, version] : {std::pair{1, 0}, {2, 0}, {3, 0}, {2, 1}}) {
-    steps[step] = Sample(step, version);
-    CAIRN_TRY(SaveSample(*store, steps[step], /*overwrite=*/version > 0));
-  }
-  CAIRN_TRY(store->Close());
+Result<Steps> PrepareGarbage(const std::shared_ptr<Storage>& storage) {
+  CAIRN_TRY_ASSIGN(Steps steps, PrepareHistory(storage));
+  CAIRN_TRY(PlantGarbage(*storage));
   return steps;
 }
 
-/// Adds what writers of older epochs leave if they crash.
-Result<Steps> PrepareGarbage(const std::shared_ptr<Storage>& storage) {
-  CAIRN_TRY_ASSIGN(Steps steps, PrepareHistory(storage));
-  for (const char* name : {"segments/00000001-00000000000000aa00000000.seg",
-                           "tables/00000001-00000000000000aa00000000.sst",
-                           "pages/00000001-00000000000000aa00000000.steps",
-                           "pending/00000001000000000000000000000000-4-0/1.part",
-                           "pending/00000001000000000000000000000000-4-0/outcome",
-                           "leases/00000001000000000000000000000000"}) {
-    CAIRN_TRY(storage->Put(name, std::as_bytes(std::span("garbage"))));
-  }
-  return steps;
+/// A copy of step 1, whose segments the other steps share.
+Result<Steps> PrepareCopy(const std::shared_ptr<Storage>& storage) {
+  CAIRN_TRY_ASSIGN(const auto store, Store::Open(storage, OpenMode::kWrite, SmallBlocks()));
+  CAIRN_TRY(Copy(Sample(1)).perform(*store, {}));
+  CAIRN_TRY(store->Close());
+  return Steps{{1, Sample(1)}};
 }
 
 /// So many commits that the next one removes a root, and moves steps to a page.
@@ -245,6 +261,8 @@ std::vector<Scenario> SmallScenarios() {
       Changes("tag", PrepareHistory, [](Faulty) { return Changed{Tag(3), Tag(1), Delete({1})}; }),
       Changes("ranks", PrepareHistory,
               [](Faulty storage) { return Changed{SaveByRanks(Sample(4), storage)}; }),
+      Changes("copy", PrepareCopy,
+              [](Faulty) { return Changed{Copy(Sample(2, 1)), Copy(Sample(3))}; }),
       Changes("sweep", PrepareGarbage, [](Faulty) { return Changed{}; }),
       {.name = "take-over", .prepare = PrepareHistory, .run = RunTakeOver},
   };

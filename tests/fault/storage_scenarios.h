@@ -46,8 +46,8 @@ struct Scenario {
       run;
 };
 
-/// Creation, new and incremental steps, overwrites, deletions, multi-rank steps, the removal of
-/// what crashed writers left, and a change of the writer.
+/// Creation, new and incremental steps, overwrites, deletions, multi-rank steps, copies, the
+/// removal of what crashed writers left, and a change of the writer.
 std::vector<Scenario> SmallScenarios();
 /// A save in a store that has had so many commits that roots are removed and steps are moved to
 /// pages.

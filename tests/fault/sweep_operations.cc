@@ -21,8 +21,10 @@
 #include "kv/base/digest.h"
 #include "kv/copy_steps.h"
 #include "kv/read/snapshot.h"
+#include "kv/storage/open/open_storage.h"
 #include "kv/store.h"
 #include "tests/core/tensor/test_tensor.h"
+#include "tests/fault/operations.h"
 #include "tests/kv/sample_step.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/thread_communicator.h"
@@ -150,6 +152,57 @@ Outcome SaveByRanks(const std::string& directory, milliseconds patience) {
   return outcome;
 }
 
+/// An open for writing that removes what a writer of an older epoch has left.
+SweptOperation Open() {
+  return {.name = "open",
+          .prepare = [](const std::string& directory) -> Result<void> {
+            CAIRN_TRY(PrepareHistory(directory));
+            CAIRN_TRY_ASSIGN(const auto storage, kv::OpenStorage(directory + "/store"));
+            return kv::testing::PlantGarbage(*storage);
+          },
+          .perform =
+              [](const std::string& directory, milliseconds) {
+                return Change(directory + "/store",
+                              [](CheckpointStore&) { return Result<void>(); });
+              },
+          .commits = 0,
+          .call_stride = 4,
+          .cut_stride = 1};
+}
+
+SweptOperation FirstSave() {
+  SweptOperation save = SaveWith("first save", 1, {});
+  save.prepare = [](const std::string& directory) -> Result<void> {
+    std::filesystem::create_directories(directory);
+    return {};
+  };
+  save.call_stride = 4;
+  save.cut_stride = 1;
+  return save;
+}
+
+/// The save of root 80, which removes older ones.
+SweptOperation SaveThatRemovesARoot() {
+  SweptOperation save = SaveWith("save that removes a root", 1, {.overwrite = true});
+  save.prepare = [](const std::string& directory) -> Result<void> {
+    const Outcome outcome =
+        Change(directory + "/store", [](CheckpointStore& store) -> Result<void> {
+          const TestTensor tensor(DType::kInt8, {1});
+          StateDict state;
+          state.root().Tensor("x", tensor.view());
+          // Root 1 is the open, and root 79 the next one.
+          for (uint64_t root = 2; root <= 78; ++root) {
+            CAIRN_TRY(store.Save(1, state, {.overwrite = true}));
+          }
+          return {};
+        });
+    CAIRN_TRY(outcome.performed);
+    return outcome.closed;
+  };
+  save.cut_stride = 1;
+  return save;
+}
+
 SweptOperation Delete() {
   return OnStore("delete", [](CheckpointStore& store) {
     return WithoutValue(store.Delete(std::array<uint64_t, 2>{1, 3}));
@@ -172,6 +225,7 @@ SweptOperation Compaction() {
   SweptOperation compaction = OnStore("compact", [](CheckpointStore& store) {
     return WithoutValue(store.Compact({.max_dead = 0}));
   });
+  compaction.commits = 0;
   compaction.prepare = [](const std::string& directory) -> Result<void> {
     CAIRN_TRY(PrepareHistory(directory));
     return Delete().perform(directory, {}).performed;
@@ -191,8 +245,8 @@ Outcome Copy(const std::string& directory, std::vector<uint64_t> steps) {
       CheckpointStore::Open(directory + "/store", kv::OpenMode::kRead, SweptOptions());
   if (!source) return {.performed = Fail(source.error()), .closed = {}};
   return Change(directory + "/copy", [&](CheckpointStore& store) -> Result<void> {
-    kv::CopyOptions options;
-    options.steps = std::move(steps);
+    kv::CopyOptions options{.steps = std::move(steps)};
+    options.keep_interval = milliseconds(0);  // an announcement after each segment
     CAIRN_TRY(kv::CopySteps((*source)->kv(), store.kv(), options));
     return {};
   });
@@ -204,7 +258,9 @@ SweptOperation Mirror() {
           .prepare = PrepareHistory,
           .perform = [](const std::string& directory,
                         milliseconds) { return Copy(directory, {1, 2, 3}); },
-          .commits = 3};
+          .commits = 3,
+          .call_stride = 11,
+          .cut_stride = 2};
 }
 
 SweptOperation Pull() {
@@ -215,7 +271,9 @@ SweptOperation Pull() {
         CAIRN_TRY(PrepareHistory(directory));
         return Copy(directory, {1, 2}).performed;
       },
-      .perform = [](const std::string& directory, milliseconds) { return Copy(directory, {3}); }};
+      .perform = [](const std::string& directory, milliseconds) { return Copy(directory, {3}); },
+      .call_stride = 11,
+      .cut_stride = 2};
 }
 
 SweptOperation Import() {
@@ -313,7 +371,10 @@ bool MayBeCommitted(const Error& error) {
 }
 
 std::vector<SweptOperation> SweptOperations() {
-  return {SaveWith("save", 4, {.incremental = false}),
+  return {Open(),
+          FirstSave(),
+          SaveThatRemovesARoot(),
+          SaveWith("save", 4, {.incremental = false}),
           SaveWith("incremental save", 4, {}),
           SaveWith("delta save", 4, {.max_deltas = 4}),
           SaveWith("compressed save", 4, {.compress = true}),
@@ -341,7 +402,7 @@ Result<void> RepeatedOperation::Prepare() {
   for (auto step = after.begin(); operation.commits > 1 && step != after.end(); ++step) {
     states.emplace_back(after.begin(), std::next(step));
   }
-  if (operation.commits == 1) states.push_back(after);
+  if (operation.commits <= 1) states.push_back(after);
   return {};
 }
 

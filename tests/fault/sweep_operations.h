@@ -48,16 +48,22 @@ struct SweptOperation {
   std::function<Result<void>(const std::string& directory)> prepare;
   /// Opens the store, changes and closes it. Waits at most `patience` for other ranks.
   std::function<Outcome(const std::string& directory, std::chrono::milliseconds patience)> perform;
-  /// How many commits it makes whose states may be seen. 1: the old or the new state.
+  /// How many commits it makes whose states may be seen. 0: the steps stay as they are. 1: the old
+  /// or the new state.
   uint64_t commits = 1;
+  /// Every which of its calls fails, and after every which of its changes it is cut off, unless all
+  /// are tested.
+  uint64_t call_stride = 23;
+  uint64_t cut_stride = 4;
 
   friend void PrintTo(const SweptOperation& operation, std::ostream* out) {
     *out << operation.name;
   }
 };
 
-/// Saves (complete, incremental, with deltas, compressed, overwriting, by two ranks), delete,
-/// prune, compact, merge, mirror, pull and import.
+/// The open of a store with leftovers, saves (complete, incremental, with deltas, compressed,
+/// overwriting, by two ranks, the first one, one that removes a root), delete, prune, compact,
+/// merge, mirror, pull and import.
 std::vector<SweptOperation> SweptOperations();
 
 /// Performs an operation again and again on copies of what it works on.

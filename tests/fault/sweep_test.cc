@@ -19,8 +19,10 @@
 #include <cstdlib>
 #include <filesystem>
 #include <map>
+#include <set>
 
 #include "core/checkpoint_store.h"
+#include "kv/store.h"
 #include "tests/core/tensor/test_tensor.h"
 #include "tests/fault/disk_model.h"
 #include "tests/fault/sweep_operations.h"
@@ -46,29 +48,31 @@ uint64_t StatesPerCut() {
   return given != nullptr ? std::strtoull(given, nullptr, 10) : TestsAll() ? 20 : 3;
 }
 
+/// Saves a step, as the next writer does.
+void SaveNext(const std::string& path) {
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store,
+                             CheckpointStore::Open(path, kv::OpenMode::kWrite, SweptOptions()));
+  const core::TestTensor tensor(core::DType::kInt8, {100});
+  core::StateDict state;
+  state.root().Tensor("next", tensor.view());
+  CAIRN_EXPECT_OK(store->Save(100, state));
+  CAIRN_EXPECT_OK(store->Close());
+}
+
 class SweepTest : public ::testing::TestWithParam<SweptOperation> {
  protected:
   void SetUp() override {
     CAIRN_ASSERT_OK(repeated_.Prepare());
-    if (operation_.name != "compact") {
-      ASSERT_NE(states_.front(), states_.back());
-    }
-    ASSERT_EQ(states_.size(), operation_.commits + 1);
+    ASSERT_EQ(states_.front() == states_.back(), operation_.commits == 0);
+    ASSERT_EQ(states_.size(), std::max<uint64_t>(operation_.commits, 1) + 1);
   }
 
-  /// Checks the store as a reader and as the next writer do, and saves a step. Returns its contents
-  /// before that.
-  StoreContents Check(const std::string& path) {
-    const StoreContents found = CheckStore(path, states_);
-    const auto store = CheckpointStore::Open(path, kv::OpenMode::kWrite, SweptOptions());
-    EXPECT_TRUE(IsOk(store));
-    if (!store) return {};
-    const core::TestTensor tensor(core::DType::kInt8, {100});
-    core::StateDict state;
-    state.root().Tensor("next", tensor.view());
-    EXPECT_TRUE(IsOk((*store)->Save(100, state)));
-    EXPECT_TRUE(IsOk((*store)->Close()));
-    return found;
+  /// Performs the operation in the directory, which holds the state `found`.
+  void Repeat(const std::string& name, const StoreContents& found) {
+    if (found == states_.back()) return;
+    EXPECT_TRUE(IsOk(repeated_.Perform(kPatient, name).performed));
+    const auto contents = ReadStore(repeated_.StoreIn(name));
+    EXPECT_TRUE(IsOk(contents) && *contents == states_.back());
   }
 
   const SweptOperation& operation_ = GetParam();
@@ -99,6 +103,20 @@ constexpr Failure kFailures[] = {
     {"a short transfer", 0, FailingCalls::Extent::kOnce, true},
 };
 
+/// Whether the code indicates what to do about a failure.
+bool IsSensible(ErrorCode code, int error_number) {
+  switch (error_number) {
+    case EIO:  // a read that fails with EIO is a damaged medium
+      return code == ErrorCode::kUnavailable || code == ErrorCode::kDataLoss;
+    case ENOSPC:
+    case EDQUOT:
+    case EMFILE:
+      return code == ErrorCode::kResourceExhausted;
+    default:
+      return false;
+  }
+}
+
 class FailureSweepTest : public SweepTest {
  protected:
   /// Returns whether there was an n-th call.
@@ -121,31 +139,26 @@ class FailureSweepTest : public SweepTest {
     if (failure.is_harmless) {
       EXPECT_TRUE(outcome.performed.has_value());
     }
-    const StoreContents found = Check(repeated_.StoreIn());
+    const StoreContents found = CheckStore(repeated_.StoreIn(), states_);
     if (outcome.performed) {
       EXPECT_EQ(found, states_.back()) << "an acknowledged change is lost";
-      return fired && !HasFailure();
+    } else {
+      EXPECT_TRUE(fired && IsSensible(outcome.performed.error().code, failure.error_number));
+      if (found == states_.back() && operation_.commits > 0) {
+        EXPECT_TRUE(MayBeCommitted(outcome.performed.error()))
+            << "it was committed, but the error does not say that it may be";
+      }
+      Repeat("work", found);
     }
-    EXPECT_TRUE(fired);
-    if (found == states_.back() && states_.front() != states_.back()) {
-      EXPECT_TRUE(MayBeCommitted(outcome.performed.error()))
-          << "it was committed, but the error does not say that it may be";
-    }
-    Repeat(found);
+    SaveNext(repeated_.StoreIn());
     return fired && !HasFailure();
-  }
-
-  void Repeat(const StoreContents& found) {
-    if (found == states_.back()) return;
-    repeated_.StartAnew("repeated");
-    EXPECT_TRUE(IsOk(repeated_.Perform(kPatient, "repeated").performed));
   }
 };
 
 TEST_P(FailureSweepTest, LosesNothingAndIsReportedTruthfully) {
   uint64_t faults = 0;
   for (const Failure& failure : kFailures) {
-    const uint64_t stride = TestsAll() ? 1 : 23;
+    const uint64_t stride = TestsAll() ? 1 : operation_.call_stride;
     for (uint64_t n = TestsAll() ? 1 : random_.Between(1, stride); RunWithFailure(failure, n);
          n += stride) {
       ++faults;
@@ -158,6 +171,13 @@ TEST_P(FailureSweepTest, LosesNothingAndIsReportedTruthfully) {
 
 // --- kills and power cuts
 
+/// Returns what a power cut may leave.
+std::vector<DiskImage> ImagesAfterPowerCut(const DiskModel& disk, SeededRandom& random) {
+  std::vector<DiskImage> images = {disk.Durable(), disk.NamesOnly()};
+  for (uint64_t i = 0; i < StatesPerCut(); ++i) images.push_back(disk.Mixture(random));
+  return images;
+}
+
 class CutSweepTest : public SweepTest {
  protected:
   /// Checks the image, unless it is one that was checked. Returns the number of the state.
@@ -165,7 +185,9 @@ class CutSweepTest : public SweepTest {
     const auto [state, is_new] = seen_.try_emplace(DigestOf(image));
     if (!is_new) return state->second;
     WriteImage(image, dir_ / "cut");
-    const StoreContents found = Check(repeated_.StoreIn("cut"));
+    const StoreContents found = CheckStore(repeated_.StoreIn("cut"), states_);
+    Repeat("cut", found);
+    SaveNext(repeated_.StoreIn("cut"));
     const auto at = std::ranges::find(states_, found);
     state->second = static_cast<size_t>(at - states_.begin());
     return state->second;
@@ -181,8 +203,8 @@ TEST_P(CutSweepTest, LosesNothingAtAnyChange) {
   const Outcome outcome = repeated_.Perform(kPatient);
   CAIRN_ASSERT_OK(outcome.performed);
   const std::vector<FileChange> changes = recorder.changes();
-  ASSERT_GT(changes.size(), 20u);
-  const uint64_t stride = TestsAll() ? 1 : 4;
+  ASSERT_GT(changes.size(), 10u);
+  const uint64_t stride = TestsAll() ? 1 : operation_.cut_stride;
   uint64_t cuts = 0;
   size_t newest = 0;  // state that a kill has left
   uint64_t next = TestsAll() ? 0 : random_.Between(0, stride - 1);
@@ -195,11 +217,10 @@ TEST_P(CutSweepTest, LosesNothingAtAnyChange) {
       const size_t left = CheckImage(disk.All());
       EXPECT_GE(left, newest) << "a later kill left an older state";
       newest = left;
-      std::vector<DiskImage> images = {disk.Durable(), disk.NamesOnly()};
-      for (uint64_t j = 0; j < StatesPerCut(); ++j) images.push_back(disk.Mixture(random_));
+      const std::vector<DiskImage> images = ImagesAfterPowerCut(disk, random_);
       for (const DiskImage& image : images) {
         const size_t state = CheckImage(image);
-        if (is_end && states_.front() != states_.back()) {
+        if (is_end && operation_.commits > 0) {
           EXPECT_EQ(state, states_.size() - 1) << "an acknowledged change is lost";
         }
       }
@@ -210,6 +231,38 @@ TEST_P(CutSweepTest, LosesNothingAtAnyChange) {
   }
   fmt::print("{}: {} kills and power cuts, {} different images\n", operation_.name, cuts,
              seen_.size());
+}
+
+// A rebuild begins with a store that nobody can open, and can be repeated.
+TEST(RebuildSweepTest, LosesNothingAtAnyChange) {
+  ScopedTempDir dir(FastDirectory());
+  CAIRN_ASSERT_OK(SweptOperations().back().prepare(dir / "work"));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const StoreContents steps, ReadStore(dir / "work/store"));
+  fs::remove_all(dir / "work/store/roots");
+  DiskModel disk(dir / "work");
+  ChangeRecorder recorder(dir / "work");
+  CAIRN_ASSERT_OK(kv::Store::Rebuild(dir / "work/store"));
+  const std::vector<FileChange> changes = recorder.changes();
+  SeededRandom random;
+  std::set<uint64_t> seen;
+  for (size_t i = 0; i <= changes.size(); ++i) {
+    SCOPED_TRACE(fmt::format("after change {} of {}", i, changes.size()));
+    std::vector<DiskImage> images = ImagesAfterPowerCut(disk, random);
+    images.push_back(disk.All());
+    for (DiskImage& image : images) {
+      // This process lives, so its lease would refuse another rebuild.
+      std::erase_if(image, [](const auto& file) { return file.first.contains("/leases/"); });
+      if (!seen.insert(DigestOf(image)).second) continue;
+      WriteImage(image, dir / "cut");
+      if (!ReadStore(dir / "cut/store")) {
+        CAIRN_ASSERT_OK(kv::Store::Rebuild(dir / "cut/store"));
+      }
+      CheckStore(dir / "cut/store", {steps});
+      SaveNext(dir / "cut/store");
+      if (HasFailure()) return;
+    }
+    if (i < changes.size()) disk.Apply(changes[i]);
+  }
 }
 
 std::string TestName(const ::testing::TestParamInfo<SweptOperation>& info) {
