@@ -6,7 +6,6 @@ mapped files, also if they consist of the chunks of many ranks.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from typing import Any, NamedTuple
@@ -38,7 +37,6 @@ _ALLOWED = {
         for kind in ("Posix", "PurePosix", "Windows", "PureWindows")
     ),
 }
-_MAX_HEADER_BYTES = 100_000_000
 _MAX_DEPTH = 1000
 
 
@@ -62,17 +60,14 @@ def find_metadata(path: str) -> str:
 
 
 class DcpReader:
-    """Reads one checkpoint. `files`, `archives` and `unchecked` are complete after `read`."""
+    """Reads one checkpoint. `files` and `archives` are complete after `read`."""
 
     def __init__(self, path: str, checker: Checker) -> None:
         self._path = find_metadata(path)
         self._checker = checker
         self.files: dict[str, MappedFile] = {}
         self._unclaimed: dict[str, int] = {}
-        self._blobs: dict[tuple[str, int], dict[str, Any]] = {}
-        self._taken: set[tuple[str, int, str]] = set()
         self.archives: list[Archive] = []
-        self.unchecked: set[str] = set()
 
     def read(self) -> Any:
         """The nested state that was passed to `dcp.save`. Raises Corrupt, Invalid or NotFound."""
@@ -171,11 +166,7 @@ class DcpReader:
     def _read_chunk(self, key: str, chunk: _Chunk, dtype: torch.dtype) -> Any:
         file, begin, size = self._find(key, chunk.offsets)
         with located(file=file.path, offset=begin):
-            if bytes(file.bytes(begin, 4)) == b"PK\x03\x04":
-                part = self._load(file, begin, size)
-            else:
-                part = self._read_blob(key, chunk, dtype, file, begin)
-            part = self._checker.check(part, key)
+            part = self._checker.check(self._load(file, begin, size), key)
             if part is LEFT_OUT:
                 return part
             if not isinstance(part, torch.Tensor):
@@ -193,38 +184,6 @@ class DcpReader:
         self._checker.count(reader)
         self.archives.append(archive)
         return value
-
-    def _read_blob(
-        self, key: str, chunk: _Chunk, dtype: torch.dtype, file: MappedFile, begin: int
-    ) -> torch.Tensor:
-        """All tensors of a file are one safetensors blob, which ends at the end of the file."""
-        place = (file.path, begin)
-        length = int.from_bytes(file.bytes(begin, 8), "little")
-        if place not in self._blobs:
-            try:
-                if length > min(_MAX_HEADER_BYTES, file.size - begin):
-                    raise ValueError("the header is too long")
-                header = json.loads(bytes(file.bytes(begin + 8, length)))
-                self._blobs[place] = dict(header.items())
-            except (ValueError, AttributeError, RecursionError) as error:
-                raise Corrupt(
-                    f"an item that is in neither torch.save's format nor safetensors ({error})"
-                ) from None
-            self.unchecked.add(file.path)
-        if (*place, key) in self._taken:
-            raise Corrupt(
-                "its rank had several chunks, of which torch's safetensors format keeps only one"
-            )
-        self._taken.add((*place, key))
-        entry = self._blobs[place].get(key)
-        size = math.prod(chunk.sizes) * dtype.itemsize
-        offsets = entry.get("data_offsets") if type(entry) is dict else None
-        if type(offsets) is not list or not is_shape(tuple(offsets)) or len(offsets) != 2:
-            raise Corrupt("the safetensors header does not have the tensor")
-        first, end = begin + 8 + length + offsets[0], begin + 8 + length + offsets[1]
-        if entry.get("shape") != list(chunk.sizes) or end - first != size or end > file.size:
-            raise Corrupt("the safetensors header and the metadata state different shapes")
-        return file.tensor(first, size).view(dtype).reshape(chunk.sizes)
 
 
 class _Node(dict):  # type: ignore[type-arg]

@@ -72,7 +72,6 @@ def _import_from_torch(options: Namespace, rules: ConversionOptions | None) -> N
     states: list[Any] = []
     archives: list[Archive] = []
     files: list[MappedFile] = []
-    unchecked: set[str] = set()
     with described():
         for path in options.files:
             if os.path.isdir(path) or path.endswith(".metadata"):
@@ -80,7 +79,6 @@ def _import_from_torch(options: Namespace, rules: ConversionOptions | None) -> N
                 states.append(reader.read())
                 archives += reader.archives
                 files += reader.files.values()
-                unchecked |= reader.unchecked
             else:
                 with located(file=path):
                     archive = Archive(MappedFile(path))
@@ -90,7 +88,7 @@ def _import_from_torch(options: Namespace, rules: ConversionOptions | None) -> N
                 archives.append(archive)
                 files.append(archive.file)
         with Display("checking") as display:
-            unchecked |= verify(archives, display.update)
+            unchecked = verify(archives, display.update)
         state = join(states, options.prefix)
     if options.index:
         _check_promised(options, _converted(state, None))
