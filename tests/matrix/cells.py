@@ -39,7 +39,7 @@ class Cell(NamedTuple):
 
 def dimensions(storages: tuple[str, ...] = STORAGES) -> dict[str, tuple[str, ...]]:
     """docs/matrix.md describes the values."""
-    payloads = "host", "numpy", "cuda", "2 ranks", "4 ranks", "tiny", "64 MiB", "empty", "nothing"
+    payloads = "host", "numpy", "cuda", "4 ranks", "tiny", "24 MiB", "empty", "nothing"
     written = "plain", "small chunks", "deltas", "compressed", "streamed", "compacted", "copied"
     return {
         "operation": tuple(OPERATIONS),
@@ -78,7 +78,6 @@ def all_cells(storages: tuple[str, ...] = STORAGES) -> list[Cell]:
 
 
 _APART = (
-    {("storage", "memory"), ("payload", "2 ranks")},
     {("storage", "memory"), ("payload", "4 ranks")},
     {("storage", "memory"), ("by", "program")},
     {("other", "memory"), ("by", "program")},

@@ -24,7 +24,7 @@ def host_state(payload: str, dtype_name: str, version: int) -> Flat:
         return {}
     dtype = getattr(torch, _ELSEWHERE.get(payload, {}).get(dtype_name, dtype_name))
     small = _SHAPES.get(payload)
-    shape = (16, (4 << 20) // dtype.itemsize) if payload == "64 MiB" else small or (150, 700)
+    shape = (6, (4 << 20) // dtype.itemsize) if payload == "24 MiB" else small or (150, 700)
     big = _tensor(shape, dtype, version, 1)
     return {
         "model.big": big,

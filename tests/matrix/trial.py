@@ -56,11 +56,10 @@ class Trial:
         self._opened: cairn.Store | None = None
         self._is_damaged = False
         self._mesh: Any = None
-        if (world_size := cells.world_size(cell.payload)) > 1:
+        if cells.world_size(cell.payload) > 1:
             from torch.distributed.device_mesh import init_device_mesh
 
-            shape = (world_size,) if world_size == 2 else (2, world_size // 2)
-            self._mesh = init_device_mesh("cpu", shape)
+            self._mesh = init_device_mesh("cpu", (2, 2))
         self.before: dict[int, Flat] = {1: self.host(0), 2: self.host(1)}
         self.other_before: dict[int, Flat] = {}
         self.raised = ""
@@ -347,7 +346,7 @@ class Trial:
         for address in (self.address, self.other) if self.rank == 0 else ():
             if ":" not in address:
                 shutil.rmtree(address, ignore_errors=True)
-            elif self.cell.payload == "64 MiB":
+            elif self.cell.payload == "24 MiB":
                 with contextlib.suppress(cairn.Error):
                     store = cairn.open(address, "a", alone=True, take_over=True, grace=0)
                     with store:
