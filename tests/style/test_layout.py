@@ -267,7 +267,6 @@ def test_each_public_header_compiles_alone():
     ("path", "target", "wrong"),
     [
         ("core/tensor/box.h", "core/save/save_options.h", True),
-        ("tools/dump/show.cc", "tools/bench/measure.h", True),
         ("kv/store.cc", "core/tensor/tensor.h", True),
         ("tools/dump/show.cc", "kv/root/internal/root.h", True),
         ("kv/store.cc", "../core/tensor.h", True),
