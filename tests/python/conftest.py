@@ -13,6 +13,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from s3_faults import faults  # noqa: F401 - a fixture
+from s3_server import bucket, folder, server  # noqa: F401 - fixtures
 
 import cairn
 from cairn import _cairn

@@ -1,4 +1,4 @@
-"""The fixtures `folder`, `server` and `bucket`: a real S3 server. Test modules import them."""
+"""The fixtures `folder`, `server` and `bucket`: a real S3 server per test process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 SEAWEED = Path(__file__).resolve().parents[1] / "support/seaweed.sh"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def folder(tmp_path_factory):
     """The directory of the server, for seaweed.sh."""
     folder = tmp_path_factory.mktemp("s3") / "server"
@@ -19,7 +19,7 @@ def folder(tmp_path_factory):
     subprocess.run([SEAWEED, "stop", folder], check=True, capture_output=True, timeout=60)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server(folder):
     """The environment with which clients reach the server."""
     lines = (folder / "environment").read_text().splitlines()
@@ -31,4 +31,4 @@ def bucket(server, monkeypatch, request):
     """The address of an empty place, with credentials in the environment."""
     for name, value in server.items():
         monkeypatch.setenv(name, value)
-    return f"s3://{server['CAIRN_TEST_S3_BUCKET']}/{request.node.name}"
+    return f"s3://{server['CAIRN_TEST_S3_BUCKET']}/{request.module.__name__}/{request.node.name}"

@@ -43,30 +43,6 @@ def test_the_result_can_be_asked_again_and_waited_for_with_a_limit(store):
     assert "done" in repr(handle)
 
 
-def test_a_second_save_waits_for_the_first(store):
-    tensor = torch.zeros(8 * MIB)
-    handles = []
-    for step in range(1, 5):
-        tensor.fill_(step)
-        handles.append(store.save_async(step, {"t": tensor}))
-        handles[-1].wait_staged()
-        assert all(handle.done() for handle in handles[:-1])
-    store.save(5, {"v": 5})
-    assert all(handle.done() for handle in handles)
-    assert [handle.result().step for handle in handles] == [1, 2, 3, 4]
-    for step in range(1, 5):
-        assert torch.equal(store.read(step=step)["t"], torch.full((8 * MIB,), float(step)))
-
-
-def test_errors_of_the_state_come_at_once(store):
-    store.save(1, {"v": 1})
-    with pytest.raises(cairn.Conflict):
-        store.save_async(1, {"v": 2})
-    with pytest.raises(cairn.Invalid, match="set"):
-        store.save_async(2, {"a": {1, 2}})
-    store.save_async(2, {"v": 2}).result()
-
-
 @pytest.mark.parametrize(
     "shown_by",
     ["each result", "close, if nobody has asked", "a warning, if the handle was dropped"],

@@ -16,15 +16,13 @@ import botocore.session
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from cairn_testing import assert_same, run_python, steps_of
+from cairn_testing import run_python, steps_of
 from process_suites import kills_of_ranks, run_suite, suites
-from s3_faults import faults  # noqa: F401 - a fixture
-from s3_server import SEAWEED, bucket, folder, server  # noqa: F401 - fixtures
+from s3_server import SEAWEED
 
 import cairn
-from cairn._mirror import store_mirrors
 from cairn import _cairn
-from cairn.dcp import CairnReader, CairnWriter, _register
+from cairn.dcp import _register
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
 
@@ -68,20 +66,6 @@ def test_credentials_of_a_function(bucket, server, monkeypatch):
             cairn.open(bucket, credentials=function)
         assert secret not in str(raised.value)
         assert wrong not in str(raised.value)
-
-
-def test_dcp_mirrors_a_local_store_into_a_bucket_and_loads_from_it(bucket, tmp_path):
-    def state(step: int) -> dict:
-        layers = {str(i): torch.arange(210_000.0).view(300, 700) * step + i for i in range(40)}
-        return {"model": layers, "step": step, "name": "run"}
-
-    writer = CairnWriter(tmp_path / "local", step=3, mirror=bucket)
-    dcp.save(state(3), storage_writer=writer)
-    writer.wait_mirrored(120)
-    store_mirrors.close_all()  # while there is the server
-    loaded = state(0)
-    dcp.load(loaded, storage_reader=CairnReader(tmp_path / "lost", fallback=[bucket]))
-    assert_same(loaded, state(3))
 
 
 def test_dcp_finds_its_marker_and_its_steps_in_a_bucket(bucket, monkeypatch):

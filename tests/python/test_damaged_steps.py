@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -115,17 +114,6 @@ def test_the_owner_of_shared_memory_is_no_key(path):
         assert state["n"] == 1
 
 
-def test_nothing_is_skipped_without_damage(path):
-    with cairn.open(path, mode="a") as store:
-        store.save(1, make_state())
-        state = make_state(5.0)
-        assert store.load(state, skip_damaged=True).skipped == {}
-        assert torch.equal(state["model"]["w3"], make_state()["model"]["w3"])
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            store.read(skip_damaged=True)
-
-
 @with_ranks(2)
 def test_ranks_skip_the_same_keys(rank, damaged):
     with cairn.open(damaged) as store:
@@ -153,23 +141,14 @@ def test_a_scrub_finds_damage_and_new_steps(path):
         assert scrub.passes == passes
 
 
-def test_a_scrub_outlives_the_handle_and_stops_while_it_waits(path):
-    with cairn.open(path, mode="a") as store:
-        store.save(1, {"w": torch.arange(1_000_000)})
-        scrub = store.scrub(max_rate=1000)
-    wait_until(lambda: scrub.is_running)
-    scrub.stop()  # at this rate, the pass takes hours
-    assert scrub.passes == 0
-
-
-def test_a_scrub_reports_how_far_its_pass_is(path):
+def test_a_scrub_outlives_the_handle_and_reports_how_far_its_pass_is(path):
     with cairn.open(path, mode="a") as store:
         store.save(1, {"w": torch.arange(4_000_000)})
-        with store.scrub(max_rate=1000) as scrub:  # after the first block, it waits for hours
-            seen = [scrub.progress]
-            wait_until(lambda: seen.append(scrub.progress) or 0 < seen[-1][0] < 32_000_000)
-        assert {total for _, total in seen} <= {0, 32_000_000}
-        assert all(done <= total for done, total in seen)
-        with store.scrub() as scrub:
-            wait_until(lambda: scrub.passes == 1)
-            assert scrub.progress == (32_000_000, 32_000_000)
+        scrub = store.scrub(max_rate=1000)  # after the first block, it waits for hours
+    seen = [scrub.progress]
+    wait_until(lambda: seen.append(scrub.progress) or 0 < seen[-1][0] < 32_000_000)
+    scrub.stop()
+    assert scrub.passes == 0 and {total for _, total in seen} <= {0, 32_000_000}
+    with cairn.open(path) as store, store.scrub() as scrub:
+        wait_until(lambda: scrub.passes == 1)
+        assert scrub.progress == (32_000_000, 32_000_000)

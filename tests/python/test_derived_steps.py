@@ -97,19 +97,13 @@ def test_arguments_are_checked(store):
     store.save(1, sample())
     with pytest.raises(Invalid, match="graft_from"):
         store.edit(1, into=2, graft="model")
-    with pytest.raises(NotFound, match="typo"):
-        store.edit(1, into=2, drop="typo")
-    with pytest.raises(Invalid, match="step"):
-        store.edit(1, into=2, rename={"model.norm": "step"})
-    with pytest.raises(Conflict):
-        store.edit(1, into=1, drop="step")
     with pytest.raises(Conflict):
         store.fork(1, into=1)
     with pytest.raises(Invalid, match="into="):
         store.fork(1)
+    with pytest.raises(Invalid, match="two steps"):
+        store.merge([1], into=2)
     assert store.steps() == [1]
-    with cairn.open(store.address) as reader, pytest.raises(Invalid, match="reading"):
-        reader.edit(1, into=2)
 
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -182,7 +176,7 @@ def memory_of_a_merge(rank, path) -> int:
     with cairn.open(path, mode="a") as store:
         store.merge([3, 4], into=5)
         more = more_memory(lambda: store.merge([1, 2], into=6))
-        assert store.step_info(6).written_bytes == 200 << 20
+        assert store.step_info(6).written_bytes == 96 << 20
     return more
 
 
@@ -191,7 +185,7 @@ def test_memory_is_bounded(tmp_path, chunk_bytes):
     with cairn.open(tmp_path / "store", mode="a") as store:
         tuning = cairn.SaveTuning(incremental=False, chunk_bytes=chunk_bytes)
         for step in (1, 2):
-            store.save(step, {"w": torch.randn(100 << 20).bfloat16()}, tuning=tuning)
+            store.save(step, {"w": torch.randn(48 << 20).bfloat16()}, tuning=tuning)
         for step in (3, 4):
             store.save(step, {"w": torch.randn(1000)}, tuning=tuning)
     [more] = run_on_ranks(memory_of_a_merge, tmp_path / "store", world_size=1, has_group=False)

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from cairn_testing import steps_of
+from cairn_testing import run_python, steps_of
 from interpreters import Program
 
 import cairn
@@ -128,7 +128,7 @@ def test_sigterm_to_torchrun_makes_all_ranks_save(path):
         *(path, "--steps", 100_000, "--every", 50_000),
         after="step 5 ",
         number=signal.SIGTERM,
-        ranks=4,
+        ranks=2,
     )
     done = max(losses(lines))
     assert steps_of(path) == [done] and done >= 5
@@ -169,9 +169,22 @@ def test_an_inference_process_follows_the_trainer(path, monkeypatch):
     reason="pytorch-lightning is not installed",
 )
 def test_lightning_goes_on_after_its_last_epoch(path, tmp_path):
-    whole = losses(run("lightning_callback.py", tmp_path / "whole", "--epochs", 5))
-    first = losses(run("lightning_callback.py", path, "--epochs", 2))
-    second = losses(run("lightning_callback.py", path, "--epochs", 5))
+    # One process for each run, forked from one that has imported Lightning, which takes seconds.
+    source = """
+        import os, runpy, sys
+        import pytorch_lightning
+        script, whole, path = sys.argv[1:]
+        for arguments in ([whole, "5"], [path, "2"], [path, "5"]):
+            print("run", flush=True)
+            if os.fork() == 0:
+                sys.argv = [script, arguments[0], "--epochs", arguments[1]]
+                runpy.run_path(script, run_name="__main__")
+                sys.exit()
+            assert os.wait()[1] == 0
+    """
+    ended = run_python(source, EXAMPLES / "lightning_callback.py", tmp_path / "whole", path)
+    _, *outputs = ended.stdout.split("run\n")
+    whole, first, second = (losses(output.splitlines()) for output in outputs)
     assert len(whole) == 5 and list(second) == list(whole)[2:]
     assert {**first, **second} == whole
     assert steps_of(path) == [3, 4], "keep_last=2"

@@ -5,30 +5,23 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import textwrap
-from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parent
-
 # Mounts the file system, and runs the ranks in it.
-RUN = """
-import subprocess, sys
-program, folder = sys.argv[1:]
-if subprocess.call(["mount", "-t", "tmpfs", "-o", "size=20m", "tmpfs", folder]) != 0:
-    sys.exit(9)
-ranks = [
-    subprocess.Popen([sys.executable, "-c", program, str(rank), folder]) for rank in range(3)
-]
-sys.exit(max(rank.wait() for rank in ranks))
-"""
-
-RANK = """
-import sys
+PROGRAM = """
+import os, subprocess, sys
 import pytest, torch, cairn, torch.distributed as dist
 
-rank, folder = int(sys.argv[1]), sys.argv[2]
+folder = sys.argv[1]
+if subprocess.call(["mount", "-t", "tmpfs", "-o", "size=20m", "tmpfs", folder]) != 0:
+    sys.exit(9)
+rank = 0
+while rank < 3 and os.fork() > 0:
+    rank += 1
+if rank == 3:
+    sys.exit(any([os.wait()[1] for _ in range(3)]))
+
 dist.init_process_group("gloo", init_method=f"file://{folder}-meeting", rank=rank, world_size=3)
 
 def state(full, size=1 << 20):  # 4 MiB on each rank, or 16 MiB on the one that is full
@@ -62,7 +55,6 @@ for call in saves.values():
         assert store.steps() == []
         dist.barrier()
 if rank == 0:
-    import subprocess
     subprocess.check_call(["mount", "-o", "remount,size=100m", folder])
 dist.barrier()
 for step, call in enumerate((store.save, lambda *given: store.save_async(*given).result())):
@@ -80,7 +72,7 @@ def test_a_full_disk_on_one_rank_is_named_on_all_ranks_and_the_next_save_succeed
     if subprocess.run(["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", folder]).returncode:
         pytest.skip("no file system can be mounted here")
     ended = subprocess.run(
-        ["unshare", "-m", sys.executable, "-c", RUN, textwrap.dedent(RANK), str(folder)],
+        ["unshare", "-m", sys.executable, "-c", PROGRAM, str(folder)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,

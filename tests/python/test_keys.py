@@ -89,21 +89,6 @@ def test_a_part_of_a_state_gets_its_own_leaf_and_never_that_of_another(store):
     assert_same(nested["a"]["b"], torch.zeros(3))
 
 
-def test_patterns_and_slices_take_escaped_names(store):
-    store.save(1, BOTH)
-    assert_same(store.read("a\\.b"), {"a.b": torch.zeros(3)})
-    assert_same(store.read("a.b"), {"a": {"b": torch.ones(3)}})
-    assert list(store.keys(pattern="*")) == ["a\\.b", "c"]
-    assert list(store.keys(pattern="a?b")) == ["a\\.b"]
-    assert list(store.keys(pattern=["**", "!a\\.*"])) == ["a.b", "c"]
-    assert_same(store.read_slice("a\\.b", [slice(0, 2)]), torch.zeros(2))
-    target = {"a.b": torch.full((3,), 7.0), "a": {"b": torch.full((3,), 7.0)}}
-    store.load(target, keys="a\\.b")
-    assert_same(target, {"a.b": torch.zeros(3), "a": {"b": torch.full((3,), 7.0)}})
-    with pytest.raises(cairn.NotFound):
-        store.read("a\\b")
-
-
 def test_a_selected_leaf_never_receives_a_value_with_the_same_texts(store):
     store.save(1, BOTH)
     target = {"a.b": torch.full((3,), 7.0)}

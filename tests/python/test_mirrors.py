@@ -20,7 +20,6 @@ from cairn_testing import assert_same, run_python, state_of, steps_of, wait_unti
 from dtensors import sharded_state, whole
 from interpreters import Program
 from ranks import run_on_ranks
-from s3_server import bucket, folder, server  # noqa: F401 - fixtures
 
 import cairn
 from cairn import Mirror

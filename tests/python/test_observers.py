@@ -16,8 +16,6 @@ import pytest
 import torch
 from cairn_testing import run_python, steps_of, wait_until
 from ranks import in_new_process, run_on_ranks
-from s3_faults import faults  # noqa: F401 - a fixture
-from s3_server import bucket, folder, server  # noqa: F401 - fixtures
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 

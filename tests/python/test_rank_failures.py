@@ -137,16 +137,6 @@ def test_the_error_that_ends_a_block_is_known_on_the_other_ranks(rank, path):
             store.save(1, {"t": whole("even")})
 
 
-@with_ranks(2)
-def test_ranks_that_make_different_calls_are_named(rank, path):
-    with cairn.open(path, mode="a") as store:
-        state = {"t": whole("even")}
-        store.save(1, state)
-        with pytest.raises(cairn.Invalid, match="different calls: rank 0 save, rank 1 load"):
-            store.load(state) if rank else store.save(2, state)
-        store.save(2, state)
-
-
 @pytest.mark.parametrize("is_async", [False, True])
 @with_ranks()
 def test_the_cause_is_known_on_all_ranks_although_rank_0_has_closed_the_store(rank, path, is_async):

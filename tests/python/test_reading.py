@@ -169,18 +169,6 @@ def test_mapped_tensors_are_the_file_itself(store):
         read["a"][0] = 1
 
 
-def test_writing_to_a_mapped_tensor_changes_neither_store_nor_other_reads(store):
-    tensor = torch.randn(300, 500)
-    store.save(1, {"t": tensor.clone()})
-
-    mine = store.read(mmap=True)["t"]
-    mine.zero_()
-
-    assert torch.equal(mine, torch.zeros(300, 500))
-    assert torch.equal(store.read(mmap=True)["t"], tensor)
-    assert torch.equal(store.read()["t"], tensor)
-
-
 @pytest.mark.filterwarnings("error")
 def test_mapping_warns_of_nothing_and_outlives_step_and_store(path):
     tensor = torch.randn(100, 100)

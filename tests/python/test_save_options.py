@@ -8,16 +8,12 @@ import inspect
 import re
 import textwrap
 from dataclasses import FrozenInstanceError, fields
-from pathlib import Path
 
 import pytest
 
-import cairn
 from cairn import SaveTuning, Store, _cairn
 from cairn._save.options import SaveOptions
 
-STUB = ast.parse(Path(_cairn.__file__).with_name("_cairn.pyi").read_text())
-REPORTS = [name for name in cairn.__all__ if getattr(_cairn, name, None) is getattr(cairn, name)]
 NOT_OF_ALL_RANKS = {"differing", "ignore_frozen", "records", "parent", "run"}
 """Fields of the table that C++ does not get, or only from rank 0."""
 
@@ -49,32 +45,6 @@ def test_the_binding_reads_the_table():
     assert set(SaveTuning().native()) == named
     # Refuses names that it does not know.
     _cairn.check_save(1, _cairn.flatten({}, str, []), **SaveTuning().native())
-
-
-def test_the_stub_passes_the_options_to_every_call_that_takes_them():
-    """The stub is generated from the binding, which does not repeat the table."""
-    calls = [node for node in ast.walk(STUB) if isinstance(node, ast.FunctionDef)]
-    taking = {node.name for node in calls if node.args.kwarg and "Batch" in ast.unparse(node.args)}
-    assert taking == {"save", "save_async", "check_save"}
-
-
-@pytest.mark.parametrize("name", REPORTS)
-def test_the_stub_has_the_attributes_of_each_report(name):
-    stub = next(node for node in STUB.body if getattr(node, "name", "") == name)
-    stated = {
-        node.name: ast.unparse(node.returns)
-        for node in stub.body
-        if isinstance(node, ast.FunctionDef) and node.decorator_list
-    }
-    bound = {key for key, each in vars(getattr(cairn, name)).items() if isinstance(each, property)}
-    assert set(stated) == bound
-    assert not {"object", "tuple", "list", "dict"} & set(stated.values())
-
-
-@pytest.mark.parametrize("name", REPORTS)
-def test_the_attributes_of_a_report_cannot_be_changed(name):
-    for key, attribute in vars(getattr(cairn, name)).items():
-        assert not isinstance(attribute, property) or attribute.fset is None, key
 
 
 def test_the_calls_that_save_have_the_same_parameters():

@@ -1,6 +1,6 @@
 """A store in use at full speed: memory, open files, threads and disk space stay flat.
 
-CAIRN_SOAK_STEPS (60) is the number of steps; for more than an hour:
+CAIRN_SOAK_STEPS (40) is the number of steps; for more than an hour:
 
     CAIRN_SOAK_STEPS=20000 .venv/bin/python -m pytest -s tests/python/test_soak.py
 
@@ -27,7 +27,7 @@ import torch
 from cairn_testing import wait_until
 
 M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
-STEPS = int(os.environ.get("CAIRN_SOAK_STEPS", "60"))
+STEPS = int(os.environ.get("CAIRN_SOAK_STEPS", "40"))
 KNOWN_STEPS = 200  # the number of steps whose sums are known; a reader reads the newest one
 
 

@@ -25,7 +25,6 @@ from torch.distributed.checkpoint.staging import AsyncStager
 
 import cairn
 from cairn._tensors import host_copies
-from cairn._tensors.host_copies import HostCopies
 from cairn.torch import CairnStager, Staged, StateDictStager
 from cairn.torch._stager import CopiesUnderWay
 
@@ -172,19 +171,6 @@ def test_views_share_one_copy_with_their_offsets_and_strides(stager):
     assert type(staged["parameter"]) is torch.nn.Parameter and staged["parameter"].requires_grad
 
 
-def test_the_copies_are_filled_again_by_the_next_staging(stager):
-    model = torch.nn.Linear(8, 8)
-    address = stager.stage(model.state_dict())["weight"].data_ptr()
-    with torch.no_grad():
-        model.weight.fill_(7)
-
-    second = stager.stage(model.state_dict())
-
-    assert second["weight"].data_ptr() == address
-    assert bool((second["weight"] == 7).all())
-    assert stager.copy_count == 2
-
-
 def test_what_is_still_in_use_is_not_overwritten_by_the_next_staging(stager):
     weight = torch.ones(8)
     first = stager.stage({"weight": weight})
@@ -200,8 +186,8 @@ def test_what_is_still_in_use_is_not_overwritten_by_the_next_staging(stager):
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["private", "shared"])
-def test_memory_after_a_hundred_stagings_is_that_after_two(shared):
-    model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(8)])
+def test_memory_after_many_stagings_is_that_after_two(shared):
+    model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(4)])
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(1, 1024)).sum().backward()
     optimizer.step()
@@ -214,11 +200,11 @@ def test_memory_after_a_hundred_stagings_is_that_after_two(shared):
             stager.stage(state())
         gc.collect()
         count, copied, resident = stager.copy_count, stager.copy_bytes, resident_bytes()
-        for _ in range(98):
+        for _ in range(28):
             stager.stage(state())
         gc.collect()
         assert (stager.copy_count, stager.copy_bytes) == (count, copied)
-        assert copied > 96 * MIB
+        assert copied > 48 * MIB
         assert resident_bytes() - resident < 8 * MIB
 
 
@@ -249,15 +235,6 @@ def test_a_storage_that_changed_its_size_gets_a_new_copy(stager):
     assert (stager.copy_count, stager.copy_bytes) == (1, 4000)
 
 
-def test_new_data_of_a_parameter_takes_the_place_of_the_old(stager):
-    parameter = torch.nn.Parameter(torch.ones(1000))
-    for i in range(5):
-        parameter.data = torch.full((1000,), float(i))
-        assert bool((stager.stage([parameter])[0] == i).all())
-        gc.collect()
-        assert (stager.copy_count, stager.copy_bytes) == (1, 4000)
-
-
 def test_what_is_staged_outlives_the_stager():
     stager = StateDictStager()
     staged = stager.stage({"t": torch.arange(5)})
@@ -272,17 +249,6 @@ def test_what_is_staged_outlives_the_stager():
 def test_pinned_memory_without_cuda_is_refused_in_words():
     with pytest.raises(cairn.Invalid, match="pinned=True: torch finds no CUDA device"):
         StateDictStager(pinned=True)
-
-
-def test_only_copies_of_device_memory_are_pinned(monkeypatch):
-    pinned = []
-    monkeypatch.setattr(host_copies, "_pin", pinned.append)
-    storage = torch.ones(2).untyped_storage()
-    HostCopies()._host_for(storage)
-    HostCopies(pinned=False)._allocate(8, for_cuda=True)
-    assert pinned == []
-    host = HostCopies()._allocate(8, for_cuda=True)
-    assert pinned == [host]
 
 
 def test_what_cannot_be_staged_is_named_with_its_place(stager):
@@ -339,13 +305,6 @@ def test_copies_behind_the_host_are_waited_for_before_they_are_filled_again(reco
         assert stager.copy_count == 0, "and let go then"
         stager.stage_async([torch.ones(1)])
     assert recorded[2].waited
-
-
-def test_a_staging_waits_once_for_each_device(recorded):
-    with StateDictStager() as stager:
-        staged = stager.stage({"a": torch.ones(2), "b": torch.zeros(2)})
-        assert len(recorded) == 1 and recorded[0].waited, "no copy was waited for by itself"
-        assert staged["a"].tolist() == [1, 1] and stager.copy_count == 0
 
 
 def test_threads_may_stage_with_one_stager(stager):
@@ -539,13 +498,14 @@ PROCESS_SAVE = """
     from cairn.torch import CairnStager
 
     if __name__ == "__main__":
-        path, shared = sys.argv[1], sys.argv[2] == "shared"
+        path = sys.argv[1]
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
         dist.init_process_group("gloo", init_method=f"file://{path}/meet", rank=0, world_size=1)
-        stager = CairnStager(shared=shared)
         state = {"w": torch.zeros(1000), "part": None}
         state["part"] = state["w"][10:20]
-        for step in range(2):
+        for step in range(4):
+            if step % 2 == 0:
+                stager = CairnStager(shared=step == 2)
             state["w"].fill_(step + 1)
             future = dcp.async_save(
                 state,
@@ -556,20 +516,20 @@ PROCESS_SAVE = """
             state["w"].zero_()
             future.result(120)
             print(stager.stager.copy_count, stager.stager.copy_bytes, flush=True)
-        stager.close()
+            if step % 2 == 1:
+                stager.close()
         dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("memory", ["shared", "private"])
-def test_the_process_executor_writes_what_was_staged(tmp_path, memory):
+def test_the_process_executor_writes_what_was_staged_in_private_and_in_shared_memory(tmp_path):
     script = tmp_path / "save.py"
     script.write_text(textwrap.dedent(PROCESS_SAVE))
     result = subprocess.run(
-        [sys.executable, script, tmp_path, memory], capture_output=True, text=True, timeout=200
+        [sys.executable, script, tmp_path], capture_output=True, text=True, timeout=200
     )
     assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines() == ["1 4000", "1 4000"]
-    for step in range(2):
+    assert result.stdout.splitlines() == ["1 4000"] * 4
+    for step in range(4):
         got = load(tmp_path / str(step), {"w": torch.empty(1000), "part": torch.empty(10)})
         assert bool((got["w"] == step + 1).all()) and bool((got["part"] == step + 1).all())

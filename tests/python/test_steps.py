@@ -19,22 +19,6 @@ def model() -> dict:
     return {f"layer{i}": torch.randn(256, 1024) for i in range(8)} | {"epoch": 0}
 
 
-def test_reports_state_what_is_free_now_and_what_later(tmp_path):
-    for grace, is_waiting in ((3600, True), (0, False)):
-        with cairn.open(tmp_path / str(grace), mode="a", grace=grace) as store:
-            store.save(1, {"a": torch.ones(MIB // 4)})
-            store.save(2, {"a": torch.zeros(MIB // 4)})
-            deleted = store.delete(1)
-            assert deleted.steps == (1,) and deleted.segments == 1
-            space = (deleted.freed_bytes, deleted.waiting_bytes)
-            assert MIB < max(space) < 2 * MIB and min(space) == 0
-            assert (space[0] == 0) == is_waiting
-            assert store.compact().waiting_bytes == space[1]
-            nothing = store.prune(keep_last=9)
-            assert (nothing.steps, nothing.freed_bytes) == ((), 0)
-            assert nothing.waiting_bytes == space[1]
-
-
 def test_diff(store):
     state = {"same": torch.ones(3), "changed": torch.ones(3), "gone": torch.ones(2), "v": 1}
     store.save(1, state)

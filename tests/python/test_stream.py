@@ -161,11 +161,11 @@ def test_writing_and_streaming_take_bounded_memory(rank, path):
             for _, streamed in store.stream(step, read_ahead_bytes=64 * MIB):
                 total += streamed.nbytes
                 del streamed
-            assert total == (64 if step == 1 else 1024) * MIB
+            assert total == (64 if step == 1 else 384) * MIB
 
         write(1, 2)
         # The second one compares with the first.
-        written = [more_memory(lambda: write(step, 32)) for step in (2, 3)]
+        written = [more_memory(lambda: write(step, 12)) for step in (2, 3)]
         stream(1)
         assert max(written) < 100 * MIB, written
         streamed = more_memory(lambda: stream(3))

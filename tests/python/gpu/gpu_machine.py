@@ -60,13 +60,6 @@ class Gpu:
     def to_host(self, tensor: Any) -> Any:
         return tensor.cpu()
 
-    def put(self, tensor: Any, values: Any) -> None:
-        """Changes a row-major tensor synchronously."""
-        import torch
-
-        tensor.copy_(values)
-        torch.cuda.synchronize()
-
     def enqueue_copy(self, target: Any, source: Any) -> None:
         """Copies between row-major tensors on the device, on the current stream."""
         target.copy_(source)

@@ -9,7 +9,7 @@ from pathlib import Path
 from unittest import mock
 
 import torch
-from device_memory import _CODES, Memory, Stream, blocked, control, empty, fill, to_host
+from device_memory import _CODES, Memory, Stream, blocked, control, empty, to_host
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
 
@@ -39,9 +39,6 @@ class SimulatedGpu:
 
     def to_host(self, tensor):
         return to_host(tensor)
-
-    def put(self, tensor, values):
-        fill(tensor, values)
 
     def enqueue_copy(self, target, source):
         torch.cuda.current_stream(0).copy(target, source)

@@ -42,15 +42,6 @@ def test_a_state_on_devices_is_filled_in_place(store, saved):
     assert control.BytesToDevice() >= sum(tensor.nbytes for tensor in saved.values())
 
 
-def test_read_makes_tensors_on_the_device(store, saved):
-    for device in ("cuda:0", "cuda:1", "cuda"):
-        read = store.read(["large", "small", "half", "complex", "empty", "scalar"], device=device)
-        for name, tensor in read.items():
-            assert tensor.device == torch.device("cuda", 1 if device == "cuda:1" else 0)
-            assert torch.equal(to_host(tensor), saved[name]), name
-    assert control.PageableCopies() == 0
-
-
 def test_meta_tensors_get_memory_on_the_device(store, saved):
     state = {"matrix": torch.empty(1000, 300, device="meta")}
     store.load(state, strict=False, device="cuda:1")

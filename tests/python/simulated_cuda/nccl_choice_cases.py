@@ -10,7 +10,7 @@ import torch.distributed as dist
 from device_memory import control, to_cuda, to_host
 from rank_connections import nothing_is_left, patience  # noqa: F401 (fixtures)
 from rank_connections import values, with_connections
-from thread_ranks import TIMEOUT, dtensor, mesh_of, on_ranks, part_of
+from thread_ranks import dtensor, mesh_of, on_ranks, part_of
 from torch.distributed.tensor import Shard
 
 import cairn
@@ -136,23 +136,6 @@ def test_a_rank_without_tensors_on_devices_connects_its_own(monkeypatch):
     assert [one[-1] for one in results] == ["0", "1", "2"]
 
 
-@pytest.mark.parametrize(
-    "devices, bound, wanted, current, connected",
-    [
-        pytest.param([3], 1, "cuda:2", 0, 3, id="its tensors'"),
-        pytest.param([], 1, "cuda:2", 0, 1, id="the group's"),
-        pytest.param([], None, "cuda:2", 0, 2, id="the call's"),
-        pytest.param([], None, "cuda", 3, 3, id="no number"),
-        pytest.param([], None, "cpu", 3, 3, id="host memory"),
-        pytest.param([0, 1], 1, "cuda:0", 0, 1, id="several, one the group's"),
-        pytest.param([2, 3], 1, None, 0, 2, id="several, none likely"),
-    ],
-)
-def test_the_device_that_a_rank_connects(monkeypatch, devices, bound, wanted, current, connected):
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
-    assert nccl.device_for(devices, bound, wanted) == connected
-
-
 def test_a_torch_that_has_no_current_device_goes_without_nccl(monkeypatch):
     choose_as_for_nccl(monkeypatch)
 
@@ -210,22 +193,6 @@ def test_calls_in_host_memory_alone_do_not_ask_for_nccl(monkeypatch, mode):
 
     on_ranks(with_connections(body))
     assert not asked
-
-
-def test_a_peer_that_dies_while_nccl_connects_is_unavailable():
-    def body(rank):
-        state = {"rows": dtensor(values(8, 4), mesh_of(2), Shard(0))}
-        if rank == 1:
-            ranks = state_dict_collectives.ranks_of(dist.group.WORLD, TIMEOUT)
-            state_dict_collectives._ranks_of_group[dist.group.WORLD] = ranks
-            ranks._connect_nccl = lambda device: (
-                ranks.leave(RuntimeError("left")),
-                ranks.exchange(lambda: b""),
-            )
-        with pytest.raises(cairn.Unavailable if rank == 0 else cairn.Error):
-            state_dict.gather_state_dict(state)
-
-    on_ranks(with_connections(body))
 
 
 @pytest.mark.parametrize(

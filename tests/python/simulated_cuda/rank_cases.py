@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 
 import pytest
@@ -19,7 +18,6 @@ import cairn
 from cairn import state_dict
 from cairn._base import devices
 from cairn._ranks.sharded import dtensor_like
-import cairn.state_dict as state_dict_collectives
 
 pytestmark = pytest.mark.skipif(not control.NcclPath(), reason="no nccl.h: no simulated NCCL")
 
@@ -62,19 +60,6 @@ def test_shards_on_devices_are_gathered_from_device_to_device():
         sent, to_host_bytes, to_device_bytes = moved
         assert sent > 3 * large.nbytes * 3 // 4
         assert to_host_bytes < SMALL and to_device_bytes < SMALL
-
-
-def test_gathered_states_may_be_for_some_ranks_and_in_host_memory():
-    large = values(300, 500)
-
-    def body(rank):
-        state = {"rows": dtensor(large, mesh_of(3), Shard(0)), "n": 1}
-        whole = state_dict.gather_state_dict(state, cpu_offload=True, ranks_only=(1,))
-        assert bool(whole) == (rank == 1)
-        if rank == 1:
-            assert whole["rows"].device.type == "cpu" and torch.equal(whole["rows"], large)
-
-    on_ranks(with_connections(body), 3)
 
 
 def test_a_gathering_comes_after_what_the_current_streams_hold(streams):
@@ -134,23 +119,6 @@ def test_a_full_state_is_broadcast_from_device_to_device():
     on_ranks(with_connections(body), 4)
 
 
-def test_a_full_state_on_a_device_is_distributed_there():
-    large = values(300, 40)
-
-    def body(rank):
-        mesh = mesh_of(2)
-        local = {"rows": dtensor(torch.zeros_like(large), mesh, Shard(0))}
-        full = {"rows": to_cuda(large, rank), "x": "text"}
-        control.ResetCounters()
-        state_dict.distribute_state_dict(full, local, torch.device("cuda", rank))
-        assert local["x"] == "text" and local["rows"]._local_tensor.device.index == rank
-        part = part_of(large, mesh, (Shard(0),))
-        assert torch.equal(to_host(local["rows"]._local_tensor), part)
-        assert control.BytesToHost() == 0
-
-    on_ranks(with_connections(body))
-
-
 def test_what_fails_over_nccl_on_one_rank_ends_on_all():
     large = values(300, 500)
 
@@ -208,26 +176,5 @@ def test_an_interruption_ends_a_call_over_nccl_on_all_ranks(monkeypatch, own_dev
         dist.barrier()
         whole = state_dict.gather_state_dict(state)
         assert torch.equal(to_host(whole["rows"]), large)
-
-    on_ranks(with_connections(body))
-
-
-def test_a_child_of_fork_cannot_use_the_ranks_of_its_parent():
-    def body(rank):
-        state_dict.gather_state_dict({"rows": dtensor(values(8), mesh_of(2), Shard(0))})
-        communicator = state_dict_collectives._ranks_of_group[dist.group.WORLD].communicator
-        dist.barrier()
-        if rank == 0:
-            child = os.fork()
-            if child == 0:
-                status = 1
-                try:
-                    communicator.connect_devices(0, 1.0)
-                except cairn.Invalid:
-                    status = 0
-                finally:
-                    os._exit(status)
-            assert os.waitpid(child, 0)[1] == 0
-        dist.barrier()
 
     on_ranks(with_connections(body))

@@ -12,7 +12,6 @@ from thread_ranks import TIMEOUT, dtensor, mesh_of, on_ranks, part_of, sharded_t
 from torch.distributed.tensor import Replicate, Shard
 
 import cairn
-from cairn._ranks.sharded import dtensor_like
 
 pytestmark = pytest.mark.skipif(not control.NcclPath(), reason="no nccl.h: no simulated NCCL")
 
@@ -111,47 +110,6 @@ def test_shards_on_devices_are_saved_and_loaded_by_any_ranks(folder):
     with cairn.open(folder, alone=True) as store:
         read = store.read()
     assert all(torch.equal(read[name], whole) for name in ("rows", "grid", "boxes"))
-
-
-def test_meta_tensors_get_device_memory_that_is_filled_over_nccl(folder):
-    whole = values(96, 64)
-
-    def body(rank):
-        mesh = mesh_of(2)
-        with cairn.open(folder, mode="a", timeout=TIMEOUT) as store:
-            store.save(1, {"t": dtensor(whole, mesh, Shard(0)), "p": to_cuda(whole, rank)})
-            like = dtensor(whole, mesh, Replicate())
-            meta = torch.empty(tuple(whole.shape), device="meta")
-            state = {"t": dtensor_like(like, meta), "p": torch.empty_like(meta)}
-            store.load(state, device=f"cuda:{rank}", read_once=True)
-            assert store.transport.startswith("NCCL")
-        assert state["p"].device.index == state["t"]._local_tensor.device.index == rank
-        assert torch.equal(to_host(state["p"]), whole)
-        assert torch.equal(to_host(state["t"]._local_tensor), whole)
-
-    on_ranks(body)
-
-
-def test_a_load_that_fails_over_nccl_on_one_rank_ends_on_all(folder):
-    def body(rank):
-        full, saved, target, grid = load_cases(rank)
-        with cairn.open(folder, mode="a", timeout=TIMEOUT) as store:
-            store.save(1, saved)
-        with cairn.open(folder, timeout=TIMEOUT) as store:
-            store.load(target, read_once=True)
-            dist.barrier()
-            if rank == 2:
-                control.NcclFailCall(b"ncclGroupEnd")
-            dist.barrier()
-            with pytest.raises(cairn.Unavailable) as raised:
-                store.load(target, read_once=True)
-            assert "deadline" not in str(raised.value)
-            store.abandon()
-        with cairn.open(folder, timeout=TIMEOUT) as store:
-            store.load(target, read_once=True)
-            check_loaded(target, full, grid, rank)
-
-    on_ranks(body, 4)
 
 
 @pytest.mark.parametrize(
