@@ -19,8 +19,7 @@ NOT_CLEAN = {
     "tests/install/consumer/consumer.cc",
     "tests/simulation/job.h",
     "tests/support/fake_s3.h",
-    "tools/common/completion.cc",
-    "tools/dump/live_report.cc",
+    "tools/common/program.cc",
 }
 
 # Nouns, without those that are verbs too (records a step, digests a page, names a peer).

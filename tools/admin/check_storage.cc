@@ -4,8 +4,11 @@
 
 #include <chrono>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <random>
+#include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -108,7 +111,7 @@ class CheckFolder {
 };
 
 struct Row {
-  const StorageCheck* check;
+  const char* check;
   CheckResult result;
 };
 
@@ -118,12 +121,12 @@ Result<Row> RunCheck(const StorageCheck& check, CheckedStorages storages) {
   storages.deadline = std::chrono::steady_clock::now() + kCheckTime;
   if (CancelRequested()) return Fail(ErrorCode::kCancelled, "interrupted");
   auto result = check.run(storages);
-  if (result) return Row{&check, *std::move(result)};
+  if (result) return Row{check.name, *std::move(result)};
   const Error& error = result.error();
   if (error.code == ErrorCode::kCancelled || error.code == ErrorCode::kResourceExhausted) {
     return Fail(error);
   }
-  return Row{&check, CheckResult::Failed(error.ToString())};
+  return Row{check.name, CheckResult::Failed(error.ToString())};
 }
 
 Result<std::vector<Row>> RunChecks(const CheckStorageCommand& command) {
@@ -138,20 +141,12 @@ Result<std::vector<Row>> RunChecks(const CheckStorageCommand& command) {
   return rows;
 }
 
-// In the order of CheckStatus.
-constexpr std::pair<const char*, Style> kStatuses[] = {
-    {"ok", Style::kGreen}, {"note", Style::kYellow}, {"FAILED", Style::kRed}};
-
-const std::pair<const char*, Style>& ShownStatus(const Row& row) {
-  return kStatuses[static_cast<size_t>(row.result.status)];
-}
-
 void PrintChecksJson(const CheckStorageCommand& command, const std::vector<Row>& rows,
                      uint64_t failed, Output& out) {
   Json checks = Json::array();
   for (const Row& row : rows) {
-    checks.push_back({{"check", row.check->name},
-                      {"result", ShownStatus(row).first},
+    checks.push_back({{"check", row.check},
+                      {"result", row.result.status},
                       {"detail", JsonText(row.result.detail)}});
   }
   const bool two = !command.second_address.empty();
@@ -164,10 +159,11 @@ void PrintChecksJson(const CheckStorageCommand& command, const std::vector<Row>&
 void PrintChecks(const CheckStorageCommand& command, const std::vector<Row>& rows, uint64_t failed,
                  Output& out) {
   Table table(&out, {Left("CHECK"), Left("RESULT"), Flexible("DETAIL")});
+  static const std::map<std::string_view, Style> kStyles = {
+      {"ok", Style::kGreen}, {"note", Style::kYellow}, {"FAILED", Style::kRed}};
   for (const Row& row : rows) {
-    table.Add({row.check->name,
-               {ShownStatus(row).first, ShownStatus(row).second},
-               EscapeText(row.result.detail)});
+    const char* const status = row.result.status;
+    table.Add({row.check, {status, kStyles.at(status)}, EscapeText(row.result.detail)});
   }
   table.Finish();
   if (failed > 0) {
@@ -186,7 +182,7 @@ void PrintChecks(const CheckStorageCommand& command, const std::vector<Row>& row
 Result<int> CheckStorage(const CheckStorageCommand& command, Output& out) {
   CAIRN_TRY_ASSIGN(const auto rows, RunChecks(command));
   uint64_t failed = 0;
-  for (const Row& row : rows) failed += row.result.status == CheckStatus::kFailed ? 1 : 0;
+  for (const Row& row : rows) failed += row.result.has_failed() ? 1 : 0;
   (command.json ? PrintChecksJson : PrintChecks)(command, rows, failed, out);
   return failed == 0 ? kExitSuccess : kExitDiffers;
 }

@@ -1,7 +1,5 @@
 // `kv-admin push`, `pull` and `mirror`: copies of steps in another store.
 
-#include "tools/admin/copy.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>

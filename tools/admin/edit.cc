@@ -7,7 +7,6 @@
 
 #include "core/rewrite/step_edit.h"
 #include "kv/read/snapshot.h"
-#include "tools/admin/copy.h"
 #include "tools/admin/verbs.h"
 #include "tools/common/address.h"
 #include "tools/common/exit_status.h"

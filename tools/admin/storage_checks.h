@@ -9,6 +9,7 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "kv/base/error.h"
@@ -16,21 +17,15 @@
 
 namespace cairn::tools {
 
-enum class CheckStatus : uint8_t {
-  kOk,
-  kNote,    // Cairn works, but users may want to know
-  kFailed,  // Cairn requires this
-};
-
+/// "ok"; "note": Cairn works, but users may want to know; or "FAILED": Cairn requires this.
 struct CheckResult {
-  CheckStatus status = CheckStatus::kOk;
+  const char* status = "ok";
   std::string detail;  // measurement or finding
 
-  static CheckResult Ok(std::string detail) { return {CheckStatus::kOk, std::move(detail)}; }
-  static CheckResult Note(std::string detail) { return {CheckStatus::kNote, std::move(detail)}; }
-  static CheckResult Failed(std::string detail) {
-    return {CheckStatus::kFailed, std::move(detail)};
-  }
+  static CheckResult Ok(std::string detail) { return {"ok", std::move(detail)}; }
+  static CheckResult Note(std::string detail) { return {"note", std::move(detail)}; }
+  static CheckResult Failed(std::string detail) { return {"FAILED", std::move(detail)}; }
+  bool has_failed() const { return std::string_view(status) == "FAILED"; }
 };
 
 /// One storage as two machines see it. All objects belong to the checks.

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -79,6 +80,21 @@ Result<std::string> ParseStore(const std::string& text, std::string_view why);
 /// store, as Open would.
 Result<std::unique_ptr<core::CheckpointStore>> OpenExisting(const std::string& store,
                                                             const kv::StoreOptions& options = {});
+
+// --- Copies
+
+struct CopyCommand {
+  std::string from;
+  std::string to;
+  uint64_t threads = 4;
+  std::optional<uint64_t> into;  // fork: the number of the copy
+  std::string max_rate;
+  bool overwrite = false;
+  bool json = false;
+};
+/// Copies the steps that `from` names to another store, as push and fork do, and prints one line
+/// per step. kNotFound: one of them was deleted during the copy. Other errors: see kv::CopySteps.
+Result<void> Copy(const CopyCommand& command, Output& out);
 
 // --- Space
 
