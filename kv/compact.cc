@@ -20,7 +20,7 @@
 #include "kv/read/internal/snapshot_state.h"
 #include "kv/read/snapshot.h"
 #include "kv/root/internal/kv_records.h"
-#include "kv/segment/internal/segment_description.h"
+#include "kv/segment/internal/segment_format.h"
 #include "kv/state/internal/root_change.h"
 #include "kv/state/internal/store_state.h"
 #include "kv/storage/internal/object_names.h"

@@ -16,7 +16,7 @@
 #include "kv/maintain/internal/payload_mover.h"
 #include "kv/maintain/internal/step_rewriter.h"
 #include "kv/root/internal/kv_records.h"
-#include "kv/segment/internal/segment_description.h"
+#include "kv/segment/internal/segment_format.h"
 #include "kv/state/internal/store_state.h"
 #include "kv/storage/internal/object_names.h"
 #include "kv/store.h"

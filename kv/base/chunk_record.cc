@@ -51,10 +51,11 @@ Result<void> ChunkView::Set(std::string_view key, std::span<const std::byte> rec
       CheckedRecord<schema::ChunkRecord>(record, schema::ChunkRecordIdentifier(), "ChunkRecord");
   if (!checked) return Fail(std::move(checked).error().WithKey(fqn_));
   record_ = *checked;
-  const auto damaged = [&](const auto& describe) {
-    return Fail(Error{.code = ErrorCode::kDataLoss,
-                      .message = describe(FormatOffsets(offsets_)),
-                      .key = std::string(fqn_)});
+  const auto damaged = [&](const char* why) {
+    return Fail(
+        Error{.code = ErrorCode::kDataLoss,
+              .message = fmt::format("ChunkRecord {} is damaged: {}", FormatOffsets(offsets_), why),
+              .key = std::string(fqn_)});
   };
   auto extents = ReadExtents(*record_);
   if (!extents) {
@@ -62,25 +63,16 @@ Result<void> ChunkView::Set(std::string_view key, std::span<const std::byte> rec
     error.message = fmt::format("chunk {}: {}", FormatOffsets(offsets_), error.message);
     return Fail(std::move(error).WithKey(fqn_));
   }
-  if (record_->digest() == nullptr) {  // a newer kind, which ReadExtents refuses, has none
-    return damaged([](const std::string& where) {
-      return fmt::format("ChunkRecord {} is damaged: no digest", where);
-    });
-  }
+  // A newer kind, which ReadExtents refuses, has none.
+  if (record_->digest() == nullptr) return damaged("no digest");
   extents_ = *std::move(extents);
   length_bytes_ = extents_.payload.length_bytes();
   const auto* const sizes = record_->sizes();
-  if ((sizes == nullptr ? 0 : sizes->size()) != dimensions()) {
-    return damaged([](const std::string& where) {
-      return fmt::format("ChunkRecord {} is damaged: impossible sizes", where);
-    });
-  }
+  if ((sizes == nullptr ? 0 : sizes->size()) != dimensions()) return damaged("impossible sizes");
   uint64_t delta_bytes = 0;
   for (const Extent& delta : extents_.deltas) {
     if (delta.length_bytes > length_bytes_ - delta_bytes) {
-      return damaged([](const std::string& where) {
-        return fmt::format("ChunkRecord {} is damaged: deltas larger than it", where);
-      });
+      return damaged("deltas larger than it");
     }
     delta_bytes += delta.length_bytes;
   }

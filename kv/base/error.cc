@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -12,29 +13,11 @@
 namespace cairn {
 
 const char* ErrorCodeName(ErrorCode code) {
-  switch (code) {
-    case ErrorCode::kNotFound:
-      return "NotFound";
-    case ErrorCode::kDataLoss:
-      return "DataLoss";
-    case ErrorCode::kConflict:
-      return "Conflict";
-    case ErrorCode::kInvalidArgument:
-      return "InvalidArgument";
-    case ErrorCode::kFailedPrecondition:
-      return "FailedPrecondition";
-    case ErrorCode::kUnimplemented:
-      return "Unimplemented";
-    case ErrorCode::kUnavailable:
-      return "Unavailable";
-    case ErrorCode::kResourceExhausted:
-      return "ResourceExhausted";
-    case ErrorCode::kCancelled:
-      return "Cancelled";
-    case ErrorCode::kInternal:
-      return "Internal";
-  }
-  return "Unknown";
+  constexpr std::array kNames = {
+      "NotFound",      "DataLoss",    "Conflict",          "InvalidArgument", "FailedPrecondition",
+      "Unimplemented", "Unavailable", "ResourceExhausted", "Cancelled",       "Internal"};
+  const auto number = static_cast<size_t>(code);
+  return number < kNames.size() ? kNames[number] : "Unknown";
 }
 
 std::string Error::ToString() const {

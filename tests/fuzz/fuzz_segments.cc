@@ -5,7 +5,6 @@
 #include <memory>
 
 #include "kv/base/digest.h"
-#include "kv/segment/internal/segment_description.h"
 #include "kv/segment/internal/segment_format.h"
 #include "kv/storage/files/internal/memory_storage.h"
 #include "kv/storage/internal/object_reader.h"

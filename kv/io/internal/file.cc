@@ -157,13 +157,6 @@ Result<void> SyncDirectory(const FilePlace& place, const char* fault_point) {
   return {};
 }
 
-Result<void> Rename(const FilePlace& from, const FilePlace& to, const char* fault_point) {
-  const std::string what = fmt::format("cannot rename to {}", to.path);
-  CAIRN_TRY(PassPoint(fault_point, what, from.path));
-  if (::renameat(from.directory, from.name.c_str(), to.directory, to.name.c_str()) == 0) return {};
-  return Fail(SystemError(errno, what, from.path));
-}
-
 Result<void> RemoveFile(const FilePlace& place) {
   if (::unlinkat(place.directory, place.name.c_str(), 0) != 0 && errno != ENOENT) {
     return Fail(SystemError(errno, "cannot remove", place.path));
@@ -173,9 +166,8 @@ Result<void> RemoveFile(const FilePlace& place) {
 
 bool Exists(const std::string& path) { return ::access(path.c_str(), F_OK) == 0; }
 
-Result<std::vector<std::byte>> ReadWholeFile(const FilePlace& place, uint64_t limit_bytes,
-                                             const char* fault_point) {
-  CAIRN_TRY_ASSIGN(const File file, File::OpenRead(place, /*direct=*/false, fault_point));
+Result<std::vector<std::byte>> ReadWholeFile(const FilePlace& place, uint64_t limit_bytes) {
+  CAIRN_TRY_ASSIGN(const File file, File::OpenRead(place, /*direct=*/false, nullptr));
   CAIRN_TRY_ASSIGN(const uint64_t size_bytes, file.SizeBytes());
   if (size_bytes > limit_bytes) {
     return Fail(

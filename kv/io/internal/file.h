@@ -58,14 +58,12 @@ class File {
 Result<void> MakeDirectory(const std::string& path);
 /// Makes the names in a directory durable.
 Result<void> SyncDirectory(const FilePlace& place, const char* fault_point);
-Result<void> Rename(const FilePlace& from, const FilePlace& to, const char* fault_point);
 /// Succeeds if the file does not exist. Does not follow a link.
 Result<void> RemoveFile(const FilePlace& place);
 bool Exists(const std::string& path);
-/// Returns the contents of a file. `fault_point` may be null. kNotFound: the file does not exist.
-/// kDataLoss: it is longer than `limit_bytes`.
-Result<std::vector<std::byte>> ReadWholeFile(const FilePlace& place, uint64_t limit_bytes,
-                                             const char* fault_point = "file.open");
+/// Returns the contents of a file. kNotFound: it does not exist. kDataLoss: it is longer than
+/// `limit_bytes`.
+Result<std::vector<std::byte>> ReadWholeFile(const FilePlace& place, uint64_t limit_bytes);
 
 /// Returns the path of the directory that contains `path`; "." for a single name.
 std::string ParentOfPath(const std::string& path);

@@ -21,7 +21,6 @@
 #include "kv/base/record_check.h"
 #include "kv/commit/internal/step_table_writer.h"
 #include "kv/root/internal/kv_records.h"
-#include "kv/segment/internal/segment_description.h"
 #include "kv/segment/internal/segment_format.h"
 #include "kv/state/internal/live_bytes.h"
 #include "kv/storage/internal/object_names.h"

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "kv/root/internal/kv_records.h"
-#include "kv/segment/internal/segment_description.h"
+#include "kv/segment/internal/segment_format.h"
 #include "kv/state/internal/root_change.h"
 #include "kv/storage/internal/object_names.h"
 #include "kv/storage/internal/object_reader.h"

@@ -12,7 +12,6 @@
 #include "kv/read/internal/snapshot_state.h"
 #include "kv/read/snapshot.h"
 #include "kv/root/internal/kv_records.h"
-#include "kv/segment/internal/segment_description.h"
 #include "kv/segment/internal/segment_format.h"
 #include "kv/state/internal/live_bytes.h"
 #include "kv/state/internal/store_identity.h"

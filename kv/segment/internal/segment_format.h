@@ -7,17 +7,25 @@
 ///                             rounded up to 4096
 ///   directly after them       SegmentFooter, a FlatBuffer
 ///   last 80 bytes             trailer, after zeros up to a file length that is a multiple of 4096
+///
+/// A SegmentDescription is everything in a sealed segment except for its payload.
+
+#include <fmt/format.h>
 
 #include <array>
 #include <cstdint>
 #include <cstring>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "kv/base/error.h"
+#include "kv/base/extents.h"
 #include "kv/base/key.h"
+#include "kv/base/step_info.h"
 #include "kv/root/internal/root_record.h"
+#include "kv/storage/internal/object_reader.h"
 
 namespace cairn::kv::internal {
 
@@ -82,5 +90,35 @@ Result<std::vector<FooterEntry>> DecodeSegmentFooter(std::span<const std::byte> 
                                                      uint64_t segment_id);
 /// Returns the name of the attempt that wrote the segment. Has the same errors.
 Result<std::string> DecodeFooterAttempt(std::span<const std::byte> bytes);
+
+// The names that the segments of a compaction have in place of an attempt's name. Their footers
+// list ranges that several steps use, from which no step can be recovered.
+
+inline std::string CompactionName(std::string_view session, uint64_t id) {
+  return fmt::format("{}-compact-{:016x}", session, id);
+}
+inline bool IsCompactionName(std::string_view attempt) { return attempt.contains("-compact-"); }
+
+struct SegmentDescription {
+  SegmentHeader header;
+  SegmentTrailer trailer;
+  std::vector<uint64_t> page_digests;
+  std::vector<std::byte> footer;
+  /// The ranges of payload that the chunks in the footer have in this segment, ascending by offset,
+  /// without overlaps, and inside the payload. The bytes between them are zero.
+  std::vector<Extent> extents;
+};
+
+/// Reads and verifies the description of the segment to which `info` refers, in the store `uuid`.
+/// Does not read the payload. kDataLoss: it is damaged, is not this segment, or its footer lists
+/// chunks that overlap or are not inside the payload. kUnimplemented: its version is newer.
+/// kNotFound, kUnavailable: it cannot be read. Memory: page digests and footer.
+Result<SegmentDescription> ReadSegmentDescription(const ObjectReader& file, const Uuid& uuid,
+                                                  const SegmentInfo& info);
+
+/// Checks that bytes [begin, end) are zero. `offset_bytes` is the position of `bytes` in the
+/// segment `path`. kDataLoss names the first byte that is not.
+Result<void> CheckZeros(std::span<const std::byte> bytes, uint64_t offset_bytes,
+                        const std::string& path);
 
 }  // namespace cairn::kv::internal

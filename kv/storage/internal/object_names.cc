@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cinttypes>
+#include <cstdio>
 
 #include "kv/base/error.h"
 
@@ -45,12 +47,6 @@ std::string ObjectPath(std::string_view address, std::string_view name) {
 
 namespace {
 
-constexpr size_t kEpochDigits = 8;
-constexpr size_t kIdDigits = 16;  // and 8 of the tail
-constexpr size_t kTailDigits = 8;
-constexpr size_t kRootDigits = 16;
-constexpr std::string_view kRootSuffix = ".root";
-
 struct KindName {
   ObjectKind kind;
   std::string_view folder;
@@ -61,27 +57,6 @@ constexpr KindName kKindNames[] = {{ObjectKind::kSegment, "segments/", ".seg"},
                                    {ObjectKind::kPage, "pages/", ".steps"}};
 
 const KindName& NameOf(ObjectKind kind) { return kKindNames[static_cast<size_t>(kind)]; }
-
-/// Returns the part of `name` between `folder` and `suffix`; nothing if it has other ones.
-std::optional<std::string_view> StemOf(std::string_view name, std::string_view folder,
-                                       std::string_view suffix) {
-  if (name.size() < folder.size() + suffix.size() || !name.starts_with(folder) ||
-      !name.ends_with(suffix)) {
-    return std::nullopt;
-  }
-  name.remove_prefix(folder.size());
-  name.remove_suffix(suffix.size());
-  return name;
-}
-
-/// Parses digits of a fixed number, of which upper-case ones are refused.
-template <typename Integer>
-std::optional<Integer> ParseHex(std::string_view digits, size_t digit_count) {
-  if (!IsHexDigits(digits, digit_count)) return std::nullopt;
-  Integer value = 0;
-  std::from_chars(digits.data(), digits.data() + digits.size(), value, 16);
-  return value;
-}
 
 }  // namespace
 
@@ -121,16 +96,17 @@ std::string ObjectName(ObjectKind kind, const ObjectId& id) {
                      NameOf(kind).suffix);
 }
 
+// Names are parsed leniently, and accepted if they are those that the numbers have.
+
 std::optional<ParsedObjectName> ParseObjectName(std::string_view name) {
+  const std::string copy(name);
   for (const KindName& kind : kKindNames) {
-    const auto stem = StemOf(name, kind.folder, kind.suffix);
-    constexpr size_t kTailBegin = kEpochDigits + 1 + kIdDigits;
-    if (!stem || stem->size() != kTailBegin + kTailDigits || (*stem)[kEpochDigits] != '-') continue;
-    const auto epoch = ParseHex<uint32_t>(stem->substr(0, kEpochDigits), kEpochDigits);
-    const auto id = ParseHex<uint64_t>(stem->substr(kEpochDigits + 1, kIdDigits), kIdDigits);
-    const auto tail = ParseHex<uint32_t>(stem->substr(kTailBegin), kTailDigits);
-    if (epoch && id && tail) {
-      return ParsedObjectName{kind.kind, {.epoch = *epoch, .id = *id, .id_tail = *tail}};
+    ObjectId id;
+    if (name.starts_with(kind.folder) &&
+        std::sscanf(copy.c_str() + kind.folder.size(), "%8" SCNx32 "-%16" SCNx64 "%8" SCNx32,
+                    &id.epoch, &id.id, &id.id_tail) == 3 &&
+        ObjectName(kind.kind, id) == name) {
+      return ParsedObjectName{kind.kind, id};
     }
   }
   return std::nullopt;
@@ -147,15 +123,14 @@ bool IsAttemptName(std::string_view name) {
 }
 
 std::string RootName(uint64_t number) {
-  return fmt::format("{}{:016x}{}", kRootFolder, ~number, kRootSuffix);
+  return fmt::format("{}{:016x}.root", kRootFolder, ~number);
 }
 
 std::optional<uint64_t> ParseRootName(std::string_view name) {
-  const auto stem = StemOf(name, kRootFolder, kRootSuffix);
-  if (!stem) return std::nullopt;
-  const auto inverted = ParseHex<uint64_t>(*stem, kRootDigits);
-  if (!inverted) return std::nullopt;
-  return ~*inverted;
+  const std::string copy(name);
+  uint64_t inverted = 0;
+  if (std::sscanf(copy.c_str(), "roots/%16" SCNx64, &inverted) != 1) return std::nullopt;
+  return RootName(~inverted) == name ? std::optional(~inverted) : std::nullopt;
 }
 
 }  // namespace cairn::kv::internal

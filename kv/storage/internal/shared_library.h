@@ -10,6 +10,9 @@
 ///   X x{opened};
 ///   CAIRN_TRY(x.library.CheckComplete());
 
+#include <dlfcn.h>
+#include <fmt/format.h>
+
 #include <string>
 #include <type_traits>
 
@@ -23,7 +26,13 @@ class SharedLibrary {
  public:
   /// `what` and `advice` are for errors: "of HTTP", and what to install. kFailedPrecondition: the
   /// library cannot be opened; the message contains the reason and the advice.
-  static Result<SharedLibrary> Open(const char* name, const char* what, const char* advice);
+  static Result<SharedLibrary> Open(const char* name, const char* what, const char* advice) {
+    const SharedLibrary opened(::dlopen(name, RTLD_NOW | RTLD_LOCAL), name, advice);
+    if (opened.handle_ != nullptr) return opened;
+    const char* const reason = ::dlerror();
+    return opened.Unusable(
+        fmt::format("cannot open the library {}: {}", what, reason != nullptr ? reason : name));
+  }
 
   /// The address of a function, which becomes a pointer of its type.
   struct Function {
@@ -35,12 +44,21 @@ class SharedLibrary {
     }
   };
   /// Returns the function of this name, or null.
-  Function Find(const char* name);
+  Function Find(const char* name) {
+    void* const address = ::dlsym(handle_, name);
+    if (address == nullptr) missing_ = name;
+    return {address};
+  }
   /// kFailedPrecondition: a function was not found.
-  Result<void> CheckComplete() const;
+  Result<void> CheckComplete() const {
+    if (missing_ == nullptr) return {};
+    return Unusable(fmt::format("the library {} has no function {}", name_, missing_));
+  }
 
   /// Returns the error for a library that cannot be used: what is wrong, and the advice.
-  std::unexpected<Error> Unusable(std::string what) const;
+  std::unexpected<Error> Unusable(const std::string& what) const {
+    return Fail(ErrorCode::kFailedPrecondition, fmt::format("{}; {}", what, advice_));
+  }
 
  private:
   SharedLibrary(void* handle, const char* name, const char* advice)

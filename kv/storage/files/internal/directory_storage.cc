@@ -70,6 +70,17 @@ Result<void> WithoutNotFound(Result<void> written) {
   return written;
 }
 
+/// kNotFound: another process has removed `temporary`.
+Result<void> Rename(std::string_view name, const FilePlace& temporary, const FilePlace& place) {
+  const std::string what = fmt::format("cannot rename to {}", place.path);
+  CAIRN_TRY(PassPoint(PointName(name, "rename").c_str(), what, temporary.path));
+  if (::renameat(temporary.directory, temporary.name.c_str(), place.directory,
+                 place.name.c_str()) == 0) {
+    return {};
+  }
+  return Fail(SystemError(errno, what, temporary.path));
+}
+
 /// kConflict: `path` exists. kNotFound: another process has removed `temporary`.
 Result<void> Link(std::string_view name, const FilePlace& temporary, const FilePlace& place) {
   CAIRN_TRY(Pass(name, "link", place.path));
@@ -170,9 +181,8 @@ Result<void> DirectoryStorage::PutFile(std::string_view name, std::span<const st
   for (int attempt = 1;; ++attempt) {
     CAIRN_TRY_ASSIGN(const FilePlace temporary, WriteTemporary(name, bytes, durability));
     CAIRN_TRY_ASSIGN(const FilePlace place, PlaceOf(name));
-    const Result<void> named = replaces
-                                   ? Rename(temporary, place, PointName(name, "rename").c_str())
-                                   : Link(name, temporary, place);
+    const Result<void> named =
+        replaces ? Rename(name, temporary, place) : Link(name, temporary, place);
     if (!named && named.error().code == ErrorCode::kNotFound && attempt < kCreateAttempts) continue;
     Result<void> done = named;
     if (done && durability == Durability::kSynced) done = FinishNames(name);
@@ -219,7 +229,7 @@ Result<std::vector<std::byte>> DirectoryStorage::Read(std::string_view name, uin
   CAIRN_CHECK(IsObjectName(name));
   CAIRN_TRY(SyncBeforeRead(name));
   CAIRN_TRY_ASSIGN(const FilePlace place, PlaceOf(name));
-  return ReadWholeFile(place, limit_bytes, nullptr);
+  return ReadWholeFile(place, limit_bytes);
 }
 
 Result<uint64_t> DirectoryStorage::Size(std::string_view name) {

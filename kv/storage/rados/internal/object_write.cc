@@ -28,13 +28,15 @@ constexpr uint64_t kMaxObjects = 1 << 26;
 constexpr std::chrono::hours kLongestEnumeration{1};
 constexpr std::chrono::minutes kLongestRemoval{10};  // from one pool
 
-// The changes of one object.
+// The changes of one object, which the functions of librados add.
 class WriteOp {
  public:
-  explicit WriteOp(const RadosApi& api) : api_(api), op_(api.create_write_op()) {}
+  explicit WriteOp(const RadosSession& session)
+      : api_(session.api()), op_(api_.create_write_op()) {}
   ~WriteOp() { api_.release_write_op(op_); }
   WriteOp(const WriteOp&) = delete;
   WriteOp& operator=(const WriteOp&) = delete;
+  operator RadosWriteOp() const { return op_; }  // NOLINT(google-explicit-constructor)
 
   void Create(HeadMode mode) {
     api_.write_op_create(
@@ -43,24 +45,8 @@ class WriteOp {
   void WriteFull(std::span<const std::byte> bytes) {
     api_.write_op_write_full(op_, reinterpret_cast<const char*>(bytes.data()), bytes.size());
   }
-  void SetLayout(const std::string& text) {
-    api_.write_op_setxattr(op_, kLayoutXattr, text.data(), text.size());
-  }
-  void RemoveLayout() { api_.write_op_rmxattr(op_, kLayoutXattr); }
-  void Remove() { api_.write_op_remove(op_); }
-
   int Perform(RadosIoContext pool, const std::string& object) {
     return api_.write_op_operate(op_, pool, object.c_str(), nullptr, kRadosFullTry);
-  }
-  /// Calls `done` also if the request cannot be begun.
-  void Start(const RadosSession& session, RadosIoContext pool, const std::string& object,
-             std::move_only_function<void(int)> done) {
-    session.StartOperation(
-        [&](RadosCompletion completion) {
-          return api_.aio_write_op_operate(op_, pool, completion, object.c_str(), nullptr,
-                                           kRadosFullTry);
-        },
-        std::move(done));
   }
 
  private:
@@ -72,34 +58,40 @@ class WriteOp {
 
 int PutHead(RadosSession& session, std::string_view name, std::span<const std::byte> bytes,
             HeadMode mode) {
-  WriteOp op(session.api());
+  WriteOp op(session);
   op.Create(mode);
   op.WriteFull(bytes);
   // The object that is replaced may have one. To remove an absent one is not an error.
-  if (mode == HeadMode::kReplace) op.RemoveLayout();
+  if (mode == HeadMode::kReplace) session.api().write_op_rmxattr(op, kLayoutXattr);
   return op.Perform(session.heads(), std::string(name));
 }
 
 int PutHead(RadosSession& session, std::string_view name, const StripeLayout& layout,
             HeadMode mode) {
-  WriteOp op(session.api());
+  WriteOp op(session);
   op.Create(mode);
   if (mode == HeadMode::kReplace) op.WriteFull({});
-  op.SetLayout(EncodeLayout(layout));
+  const std::string text = EncodeLayout(layout);
+  session.api().write_op_setxattr(op, kLayoutXattr, text.data(), text.size());
   return op.Perform(session.heads(), std::string(name));
 }
 
 int RemoveHead(RadosSession& session, std::string_view name) {
-  WriteOp op(session.api());
-  op.Remove();
+  WriteOp op(session);
+  session.api().write_op_remove(op);
   return op.Perform(session.heads(), std::string(name));
 }
 
 void StartStripeWrite(RadosSession& session, const std::string& object,
                       std::span<const std::byte> bytes, std::move_only_function<void(int)> done) {
-  WriteOp op(session.api());
+  WriteOp op(session);
   op.WriteFull(bytes);
-  op.Start(session, session.stripes(), object, std::move(done));
+  session.StartOperation(
+      [&](RadosCompletion completion) {
+        return session.api().aio_write_op_operate(op, session.stripes(), completion, object.c_str(),
+                                                  nullptr, kRadosFullTry);
+      },
+      std::move(done));
 }
 
 Result<void> RemoveStripes(RadosSession& session, std::string_view name, const StripeLayout& layout,
@@ -113,8 +105,8 @@ Result<void> RemoveStripes(RadosSession& session, std::string_view name, const S
                            std::span<const uint64_t> indices) {
   CAIRN_TRY_ASSIGN(const RadosIoContext pool, session.Pool(layout.pool_id));
   const auto remove = [&](size_t i) -> Result<void> {
-    WriteOp op(session.api());
-    op.Remove();
+    WriteOp op(session);
+    session.api().write_op_remove(op);
     const int result = op.Perform(pool, StripeName(name, layout.unique, indices[i]));
     if (result >= 0 || result == -ENOENT) return {};
     return Fail(session.MakeError(result, "remove a stripe", name));

@@ -4,8 +4,8 @@
 
 #include <fmt/format.h>
 
-#include <array>
-#include <charconv>
+#include <cinttypes>
+#include <cstdio>
 
 #include "kv/storage/internal/object_names.h"
 
@@ -14,40 +14,30 @@ namespace {
 
 constexpr size_t kUniqueDigits = 16;
 
-template <typename Integer>
-bool ParseInteger(std::string_view text, Integer* value) {
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *value);
-  return error == std::errc() && end == text.data() + text.size();
-}
-
 bool IsUnique(std::string_view text) { return IsHexDigits(text, kUniqueDigits); }
+
+bool IsValid(const StripeLayout& layout) {
+  return layout.stripe_bytes > 0 && layout.stripe_count() <= kMaxStripes && IsUnique(layout.unique);
+}
 
 }  // namespace
 
 std::string EncodeLayout(const StripeLayout& layout) {
-  CAIRN_CHECK(layout.stripe_bytes > 0 && layout.stripe_count() <= kMaxStripes &&
-              IsUnique(layout.unique));
+  CAIRN_CHECK(IsValid(layout));
   return fmt::format("1 {} {} {} {}", layout.size_bytes, layout.stripe_bytes, layout.pool_id,
                      layout.unique);
 }
 
 Result<StripeLayout> DecodeLayout(std::string_view text) {
-  std::array<std::string_view, 5> fields;
-  std::string_view rest = text;
-  for (std::string_view& field : fields) {
-    const size_t space = rest.find(' ');
-    field = rest.substr(0, space);
-    rest = space == std::string_view::npos ? std::string_view() : rest.substr(space + 1);
-  }
-  Result<StripeLayout> layout;
-  layout->unique = fields[4];
-  if (fields[0] == "1" && rest.empty() && ParseInteger(fields[1], &layout->size_bytes) &&
-      ParseInteger(fields[2], &layout->stripe_bytes) && layout->stripe_bytes > 0 &&
-      layout->stripe_count() <= kMaxStripes && ParseInteger(fields[3], &layout->pool_id) &&
-      IsUnique(layout->unique)) {
-    return layout;
-  }
-  const uint64_t version = ParseDecimal(fields[0]).value_or(0);
+  const std::string copy(text);
+  StripeLayout layout;
+  layout.unique.resize(kUniqueDigits);
+  const int found =
+      std::sscanf(copy.c_str(), "1 %" SCNu64 " %" SCNu64 " %" SCNd64 " %16c", &layout.size_bytes,
+                  &layout.stripe_bytes, &layout.pool_id, layout.unique.data());
+  // The encoding is the same text: scanf ignores further space, signs and what is after the end.
+  if (found == 4 && IsValid(layout) && EncodeLayout(layout) == text) return layout;
+  const uint64_t version = ParseDecimal(text.substr(0, text.find(' '))).value_or(0);
   if (version > 1) {
     return Fail(
         ErrorCode::kUnimplemented,
@@ -68,14 +58,12 @@ std::optional<ParsedStripeName> ParseStripeName(std::string_view object) {
   if (first == std::string_view::npos) return std::nullopt;
   const size_t second = object.find(':', first + 1);
   if (second == std::string_view::npos) return std::nullopt;
-  ParsedStripeName parsed;
-  parsed.name = object.substr(0, first);
-  parsed.unique = object.substr(first + 1, second - first - 1);
-  if (!IsObjectName(parsed.name) || !IsUnique(parsed.unique) ||
-      !ParseInteger(object.substr(second + 1), &parsed.index)) {
-    return std::nullopt;
-  }
-  return parsed;
+  const std::string_view name = object.substr(0, first);
+  const std::string_view unique = object.substr(first + 1, second - first - 1);
+  const std::optional<uint64_t> index = ParseDecimal(object.substr(second + 1));
+  if (!IsObjectName(name) || !IsUnique(unique) || !index) return std::nullopt;
+  return ParsedStripeName{
+      .name = std::string(name), .unique = std::string(unique), .index = *index};
 }
 
 }  // namespace cairn::kv::internal

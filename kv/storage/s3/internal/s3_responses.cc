@@ -9,6 +9,8 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cinttypes>
+#include <cstdio>
 #include <cstring>
 #include <iterator>
 #include <optional>
@@ -197,20 +199,12 @@ struct ContentRange {
 
 // Parses "bytes 0-9/100".
 std::optional<ContentRange> ParseContentRange(std::string_view text) {
-  if (!text.starts_with("bytes ")) return std::nullopt;
-  text.remove_prefix(6);
+  const std::string copy(text);
   ContentRange range;
-  const auto number = [&text](uint64_t* value, char separator) {
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *value);
-    const auto length = static_cast<size_t>(end - text.data());
-    if (error != std::errc() || length == text.size() || *end != separator) return false;
-    text.remove_prefix(length + 1);
-    return true;
-  };
-  if (!number(&range.first, '-') || !number(&range.last, '/') || range.last < range.first) {
-    return std::nullopt;
-  }
-  range.size = text;
+  int end = 0;
+  std::sscanf(copy.c_str(), "bytes %" SCNu64 "-%" SCNu64 "/%n", &range.first, &range.last, &end);
+  if (end == 0 || range.last < range.first) return std::nullopt;
+  range.size = text.substr(static_cast<size_t>(end));
   return range;
 }
 
