@@ -52,28 +52,6 @@ def make_state() -> dict:
     return {"model": layers, "step": 3, "name": "run"}
 
 
-def test_a_deleted_step_is_gone_with_its_bytes(pool):
-    state = make_state()
-    with cairn.open(pool, "a", grace=0) as store:
-        store.save(1, state)
-        state["model"] = {name: tensor + 1 for name, tensor in state["model"].items()}
-        store.save(2, state)
-        store.delete(1)
-        assert store.steps() == [2]
-    with cairn.open(pool) as store:
-        assert_same(store.read(), state)
-    run("kv-dump", "verify", pool)
-    names = rados(pool, "ls")
-    if "data_pool" in pool:
-        data_pool = pool.rpartition("=")[2]
-        names += rados(f"rados:{data_pool}/{pool.partition('?')[0].partition('/')[2]}", "ls")
-    heads = {name for name in names if name.startswith("segments/") and ":" not in name}
-    stripes = [name for name in names if name.startswith("segments/") and ":" in name]
-    assert len(heads) == 1
-    assert len(stripes) == 5  # 33.6 MB
-    assert {name.partition(":")[0] for name in stripes} == heads
-
-
 def test_programs_copy_and_rebuild(pool, tmp_path):
     state = make_state()
     local = str(tmp_path / "local")

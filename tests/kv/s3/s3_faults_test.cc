@@ -466,23 +466,18 @@ TEST_F(S3FaultsTest, AnOverwriteIsNotRepeated) {
   CAIRN_EXPECT_OK(storage_->Overwrite("hint", AsBytes("2")));
 }
 
-TEST_F(S3FaultsTest, AServerThatDoesNotAnswerFailsAtTheDeadline) {
-  const auto storage = Open(std::chrono::milliseconds(1500));
-  ReplyTo(1'000'000, {.delay = std::chrono::seconds(100)});
-  const auto begin = std::chrono::steady_clock::now();
-  EXPECT_THAT(storage->Size("lease"), IsError(ErrorCode::kUnavailable, "no complete response"));
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
-}
-
-TEST_F(S3FaultsTest, AServerThatSendsAByteAtATimeFailsAtTheDeadline) {
+TEST_F(S3FaultsTest, AServerThatDoesNotAnswerOrSendsAByteAtATimeFailsAtTheDeadline) {
   const auto storage = Open(std::chrono::milliseconds(1000));
-  CAIRN_ASSERT_OK(storage_->Put("lease", AsBytes("1")));
-  ReplyTo(1'000'000,
-          {.body = std::string(100'000, 'x'), .pause_per_byte = std::chrono::milliseconds(5)});
-  const auto begin = std::chrono::steady_clock::now();
-  EXPECT_THAT(storage->Read("lease", 1 << 20),
-              IsError(ErrorCode::kUnavailable, "no complete response"));
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(60));
+  CAIRN_ASSERT_OK(storage->Put("lease", AsBytes("1")));
+  for (const HttpReply& reply : {HttpReply{.delay = std::chrono::seconds(100)},
+                                 HttpReply{.body = std::string(100'000, 'x'),
+                                           .pause_per_byte = std::chrono::milliseconds(5)}}) {
+    ReplyTo(1'000'000, reply);
+    const auto begin = std::chrono::steady_clock::now();
+    EXPECT_THAT(storage->Read("lease", 1 << 20),
+                IsError(ErrorCode::kUnavailable, "no complete response"));
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(60));
+  }
 }
 
 TEST_F(S3FaultsTest, AServerThatRequestsALongPauseFailsAtOnce) {

@@ -1,10 +1,17 @@
 // S3Storage on a real server: the contract of every storage, and what only S3 has.
 
+#include "kv/storage/s3/internal/s3_storage.h"
+
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <atomic>
+#include <cstdlib>
 #include <functional>
 #include <memory>
+#include <random>
 #include <span>
 #include <string>
 #include <string_view>
@@ -15,8 +22,8 @@
 #include "kv/storage/s3/internal/s3_responses.h"
 #include "kv/storage/s3/internal/s3_settings.h"
 #include "kv/storage/storage.h"
-#include "tests/kv/s3/s3_server.h"
 #include "tests/kv/storage/storage_contract.h"
+#include "tests/support/environment_file.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/seeded_random.h"
 
@@ -24,6 +31,53 @@ namespace cairn::testing {
 namespace {
 
 using kv::internal::AsBytes;
+
+/// The server that tests/support/seaweed.sh starts.
+struct S3Server {
+  std::string endpoint;
+  std::string tls_endpoint;
+  std::string ca_bundle;
+  std::string bucket;
+  kv::S3Credentials credentials;
+
+  /// Returns "s3://BUCKET/<a prefix that no other call returns>".
+  std::string NewAddress() const {
+    static std::atomic<int> count = 0;
+    return fmt::format("s3://{}/test-{:08x}/{}-{}", bucket, std::random_device{}(), ::getpid(),
+                       count++);
+  }
+  /// Returns options with the credentials, and a timeout that is short enough for tests.
+  kv::S3Options Options() const {
+    kv::S3Options options;
+    options.endpoint = endpoint;
+    options.credentials = [credentials = credentials] { return credentials; };
+    options.timeout = std::chrono::seconds(30);
+    return options;
+  }
+};
+
+/// Reads the file `environment` in the directory CAIRN_TEST_S3_SERVER. Fails the test if there is
+/// none.
+S3Server TestServer() {
+  const char* const directory = std::getenv("CAIRN_TEST_S3_SERVER");
+  auto values = ReadEnvironmentFile(
+      directory != nullptr ? directory : ".",
+      "run `tests/support/seaweed.sh start DIR` and set CAIRN_TEST_S3_SERVER=DIR");
+  return {.endpoint = values["AWS_ENDPOINT_URL_S3"],
+          .tls_endpoint = values["CAIRN_TEST_S3_TLS_ENDPOINT"],
+          .ca_bundle = values["CAIRN_TEST_S3_CA_BUNDLE"],
+          .bucket = values["CAIRN_TEST_S3_BUCKET"],
+          .credentials = {.access_key_id = values["AWS_ACCESS_KEY_ID"],
+                          .secret_access_key = values["AWS_SECRET_ACCESS_KEY"]}};
+}
+
+/// Opens the storage at `address`. Fails the test if that fails.
+std::shared_ptr<kv::Storage> OpenTestStorage(const std::string& address,
+                                             const kv::S3Options& options) {
+  Result<std::shared_ptr<kv::Storage>> storage = kv::internal::OpenS3Storage(address, options);
+  CAIRN_EXPECT_OK(storage);
+  return storage ? *std::move(storage) : nullptr;
+}
 
 OpenSameStorage MakeS3() {
   const S3Server server = TestServer();

@@ -14,6 +14,7 @@
 #include <cerrno>
 #include <filesystem>
 #include <fstream>
+#include <list>
 #include <thread>
 
 #include "kv/io/internal/file.h"
@@ -224,34 +225,25 @@ TEST_F(DirectoryStorageTest, OnlyOneOfManyProcessesPutsAnAbsentObject) {
   constexpr int kRounds = 200;
   std::array<int, 2> start = {};
   ASSERT_EQ(::pipe(start.data()), 0);
-  std::vector<pid_t> children;
+  std::list<ForkedChild> children;
   for (int process = 0; process < kProcesses; ++process) {
-    const pid_t child = ::fork();
-    if (child == 0) {
+    children.emplace_back([&, process] {
       char byte = 0;
       ::close(start[1]);
       (void)!::read(start[0], &byte, 1);  // returns when the parent closes its end
       DirectoryStorage storage(path_);
-      int won_count = 0;
       for (int round = 0; round < kRounds; ++round) {
         const auto put = storage.PutIfAbsent(fmt::format("roots/{}", round), AsBytes("x"));
-        if (!put && put.error().code != ErrorCode::kConflict) ::_exit(255);
-        won_count += put ? 1 : 0;
+        if (!put && put.error().code != ErrorCode::kConflict) return false;
+        if (put && !storage.Put(fmt::format("won/{}-{}", round, process), {})) return false;
       }
-      ::_exit(won_count);
-    }
-    children.push_back(child);
+      return true;
+    });
   }
   ::close(start[0]);
   ::close(start[1]);
-  int won_count = 0;
-  for (const pid_t child : children) {
-    int status = -1;
-    ASSERT_EQ(::waitpid(child, &status, 0), child);
-    ASSERT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) <= kRounds) << status;
-    won_count += WEXITSTATUS(status);
-  }
-  EXPECT_EQ(won_count, kRounds);
+  for (ForkedChild& child : children) EXPECT_EQ(child.Wait(), 0);
+  EXPECT_EQ(Files("won").size(), kRounds);
   EXPECT_EQ(Files("roots").size(), kRounds);
 }
 

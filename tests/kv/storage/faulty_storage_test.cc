@@ -110,14 +110,6 @@ TEST_F(FaultyStorageTest, LogsEveryCallInOrder) {
   EXPECT_STREQ(StorageOperationName(kRemove), "Remove");
 }
 
-TEST_F(FaultyStorageTest, FailsOnlyTheCallOfThePlan) {
-  storage_.SetPlan(FaultAt(1, StorageFault::kRefuse));
-  CAIRN_EXPECT_OK(storage_.Put("a", {}));
-  EXPECT_THAT(storage_.Put("b", {}), IsError(ErrorCode::kUnavailable, "Put: the request was"));
-  CAIRN_EXPECT_OK(storage_.Put("c", {}));
-  EXPECT_THAT(Names(), ElementsAre("a", "c"));
-}
-
 TEST_F(FaultyStorageTest, RemovedObjectsExistAgainIfTheyAreRestored) {
   for (const char* name : {"a", "b", "c"}) CAIRN_ASSERT_OK(base_->Put(name, AsBytes(name)));
   CAIRN_ASSERT_OK(storage_.Remove("a"));  // before KeepRemoved
@@ -144,15 +136,6 @@ TEST_F(FaultyStorageTest, AfterAPowerCutEveryOperationFails) {
   EXPECT_THAT(storage_.Create("tables/b"), IsError(ErrorCode::kUnavailable, "power"));
   EXPECT_THAT(writer->Finish(), IsError(ErrorCode::kUnavailable, "power"));
   EXPECT_THAT(Names(), IsEmpty());
-}
-
-TEST_F(FaultyStorageTest, ADelaySleepsAndThenPerforms) {
-  storage_.SetDelay(std::chrono::milliseconds(30));
-  storage_.SetPlan(FaultAt(0, StorageFault::kDelay));
-  const auto begin = std::chrono::steady_clock::now();
-  CAIRN_EXPECT_OK(storage_.Put("lease", {}));
-  EXPECT_GE(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(30));
-  EXPECT_THAT(Names(), ElementsAre("lease"));
 }
 
 TEST_F(FaultyStorageTest, AStaleListingIsBehindPutsAndRemovals) {
