@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from cairn._base.retention import best_texts
-from cairn._base.steps import step_number
+from cairn._base.steps import best_texts, step_number
 from cairn._opened.opened import Opened
 from cairn.errors import Invalid
 

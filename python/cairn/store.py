@@ -17,8 +17,7 @@ from cairn import _cairn, _copies, _retention
 from cairn._base.closing import Closing
 from cairn._base.open_options import OpenOptions
 from cairn._base.patterns import Patterns, clean_prefix, pattern_list
-from cairn._base.retention import best_texts
-from cairn._base.steps import step_number
+from cairn._base.steps import best_texts, step_number
 from cairn._base.watched import watched
 from cairn._load.contents import contents_of, conversion_of
 from cairn._load.damage import damaged_keys, without_damage
@@ -441,9 +440,9 @@ class Store(Closing):
             NotFound: the key does not exist.
             Invalid: the key is a plain value, the box exceeds the shape, or ``out`` does not fit.
         """
-        from cairn._load.slices import read_slice
+        from cairn._load.slices import read_slices
 
-        return read_slice(self.opened, fqn, ranges, step, out)
+        return read_slices(self.opened, {fqn: ranges}, step, out)[fqn]
 
     def read_slices(
         self, boxes: Mapping[str, Sequence[Range]], step: int | str | None = None

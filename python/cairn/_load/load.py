@@ -187,8 +187,6 @@ class Load:
 
     def run(self) -> LoadReport:
         """Executes the load. On Corrupt or Unavailable the state is partly filled."""
-        import heapq  # noqa: F401 - for `finish`: once the state is filled, an import must not fail
-
         from cairn.reports import LoadReport
 
         done = devices.load(
@@ -292,33 +290,29 @@ class OtherLeaves:
 
     def finish(self) -> None:
         """Copies staged bytes to their targets and replaces values, after the read."""
-        import heapq
-
         for target in self._targets:
             target.complete()
         # From the last node to the first: a tuple is rebuilt once its children are known, and is
-        # then
-        # a new value of its parent.
+        # then a new value of its parent.
         rebuilt: dict[int, list[Any]] = {}
-        pending = [-node for node in (*self._replacements, *self._meta_subclasses)]
-        heapq.heapify(pending)
-        while pending:
-            node = -heapq.heappop(pending)
-            value, key, parent, _ = self._plan.node(node)
+        last = max((*self._replacements, *self._meta_subclasses), default=-1)
+        for node in range(last, -1, -1):
             if node in rebuilt:
-                new = self._rebuild(value, rebuilt.pop(node))
+                new = self._rebuild(self._plan.node(node)[0], rebuilt.pop(node))
             elif node in self._meta_subclasses:
-                new = self._materialized(self._subclasses[node], value)
-            else:
+                new = self._materialized(self._subclasses[node], self._plan.node(node)[0])
+            elif node in self._replacements:
                 new = self._replacements[node]
                 new = new[()] if dtypes.is_array(new) else new
+            else:
+                continue
+            _, key, parent, _ = self._plan.node(node)
             container, _, _, kind = self._plan.node(parent)
             if kind in _MUTABLE:
                 container[key] = new
                 continue
             if parent not in rebuilt:
                 rebuilt[parent] = list(container)
-                heapq.heappush(pending, -parent)
             rebuilt[parent][key] = new
 
     def _materialized(self, meta: Any, inner: dict[str, Any]) -> Any:

@@ -19,15 +19,16 @@ from typing import Any
 
 from cairn import _cairn
 from cairn._base import dtypes
+from cairn._base.tree import NUMPY_ARRAY, NUMPY_SCALAR
 from cairn._load.load import LoadOptions
-from cairn._load.new_tensors import NewTensors
 from cairn._load.optimizer_states import Entry, check_groups, entries_of, has_groups
 from cairn._load.step_tree import ABSENT, StepTree, Subclass
-from cairn._ranks.sharded import is_sharded
+from cairn._ranks.sharded import is_dtensor, is_sharded
 from cairn._tensors.contents import TensorLeaf, ValueLeaf
 from cairn._tensors.sources import is_tensor_like, is_torch_tensor
 from cairn._tensors.stateful import EXTRA_STATE, StatefulAdapter, is_module, name_of
 from cairn._tensors.subclasses import SUBCLASS_KEY, Rebuilder, described, has_form, is_subclass
+from cairn._tensors.targets import new_array
 from cairn.errors import Corrupt, Invalid
 
 
@@ -283,6 +284,44 @@ class ObjectStates:
         """The value of a leaf that is not a tensor."""
         found = self._tree.leaf(leaf)
         return found.value if isinstance(found, ValueLeaf) else None
+
+
+class NewTensors:
+    """Tensors in place of those that an object lacks: meta tensors, which the load replaces, or
+    memory on the device of a parameter. Those that are tied in the step are one tensor.
+
+    Attributes:
+        has_memory: whether one of them is not a meta tensor: its memory has no contents yet.
+    """
+
+    def __init__(self) -> None:
+        self.has_memory = False
+        self._made: dict[tuple, Any] = {}
+        """By place in the step."""
+
+    def make(self, leaf: TensorLeaf, like: Any = None) -> Any:
+        """`like`: the parameter to which it belongs, which it is placed as."""
+        if leaf.kind == NUMPY_SCALAR:
+            return None
+        key = leaf.kind, leaf.info.place, id(like)
+        if key not in self._made:
+            self._made[key] = self._new(leaf, like)
+        return self._made[key]
+
+    def _new(self, leaf: TensorLeaf, like: Any) -> Any:
+        shape = leaf.info.shape
+        if leaf.kind == NUMPY_ARRAY:
+            self.has_memory = True
+            return new_array(leaf.info.dtype, shape)
+        torch = dtypes.require_torch()
+        dtype = dtypes.torch_dtype(leaf.info.dtype)
+        if like is None or not shape:  # a count of steps is in host memory
+            return torch.empty(shape, dtype=dtype, device="meta")
+        device = "meta" if like.device.type == "cpu" or is_dtensor(like) else like.device
+        self.has_memory |= device != "meta"
+        if tuple(like.shape) == shape:
+            return torch.empty_like(like.detach(), dtype=dtype, device=device)
+        return torch.empty(shape, dtype=dtype, device=device)
 
 
 def takes_contents(adapter: StatefulAdapter) -> bool:

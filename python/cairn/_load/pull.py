@@ -100,10 +100,6 @@ class _Pull(Load):
 
     def run(self) -> PullReport:  # type: ignore[override]
         """Executes the update."""
-        # For what follows the read: once the state is filled, an import must not fail.
-        import heapq  # noqa: F401
-        import pickle  # noqa: F401
-
         from cairn.reports import PullReport
 
         old, new = self._base, self._contents

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Union
 
 from cairn import _cairn
 from cairn._base import devices
-from cairn._base.patterns import exact_patterns, patterns_for
+from cairn._base.patterns import exact_patterns
 from cairn._base.tree import TENSOR
 from cairn._opened.opened import Opened
 from cairn._tensors.contents import ValueLeaf, leaf_at
@@ -18,24 +18,16 @@ Range = Union[tuple, slice, int]
 """One dimension: ``(begin, end)``, a slice without step, or an index, which drops the dimension."""
 
 
-def read_slice(
-    opened: Opened, fqn: str, ranges: Sequence[Range], step: int | str | None, out: Any
-) -> Any:
-    """See `Store.read_slice`."""
-    native, step = opened.place_of(step)
-    reader = BoxReader(native, native.contents(step, patterns_for(fqn)))
-    out = reader.add(fqn, ranges, out)
-    reader.read()
-    return out
-
-
 def read_slices(
-    opened: Opened, boxes: Mapping[str, Sequence[Range]], step: int | str | None
+    opened: Opened,
+    boxes: Mapping[str, Sequence[Range]],
+    step: int | str | None,
+    out: Any = None,
 ) -> dict[str, Any]:
-    """See `Store.read_slices`."""
+    """See `Store.read_slices`, and `Store.read_slice` for `out`."""
     native, step = opened.place_of(step)
     reader = BoxReader(native, native.contents(step, exact_patterns(boxes)))
-    results = {fqn: reader.add(fqn, ranges) for fqn, ranges in dict(boxes).items()}
+    results = {fqn: reader.add(fqn, ranges, out) for fqn, ranges in dict(boxes).items()}
     reader.read()
     return results
 

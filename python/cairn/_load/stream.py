@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
 from cairn import _cairn
 from cairn._base import devices
@@ -21,13 +21,6 @@ from cairn._load.read import request_new
 from cairn._opened.opened import Opened
 from cairn._tensors.contents import TensorLeaf, leaf_at
 from cairn.errors import Corrupt, Invalid, Unavailable
-
-
-class _Batch(NamedTuple):
-    """Neighbouring tensors that are read together."""
-
-    leaves: list[TensorLeaf]
-    nbytes: int
 
 
 def stream(
@@ -45,6 +38,7 @@ def _tensors(
     native: _cairn.Store, contents: _cairn.Contents, device: Any, read_ahead_bytes: int
 ) -> Iterator[tuple[str, Any]]:
     batches = _batches(native, contents, read_ahead_bytes)
+    sizes = [sum(leaf.info.nbytes for leaf in leaves) for leaves in batches]
     pid = os.getpid()
     with ThreadPoolExecutor(1, "cairn-stream") as thread:
 
@@ -52,14 +46,13 @@ def _tensors(
             return _Read(thread, native, contents, leaves, device)
 
         ahead: _Read | None = None
-        for batch, following in zip(batches, [*batches[1:], None]):
-            current, ahead = ahead or begin(batch.leaves), None
-            rest = batch.nbytes
-            for fqn, tensor, nbytes in _results(batch.leaves, current, begin):
+        for following, (leaves, rest) in enumerate(zip(batches, sizes), 1):
+            current, ahead = ahead or begin(leaves), None
+            for fqn, tensor, nbytes in _results(leaves, current, begin):
                 rest -= nbytes
-                if following is not None and ahead is None:
-                    if rest == 0 or rest + following.nbytes <= read_ahead_bytes:
-                        ahead = begin(following.leaves)
+                if following < len(batches) and ahead is None:
+                    if rest == 0 or rest + sizes[following] <= read_ahead_bytes:
+                        ahead = begin(batches[following])
                 # Nothing here may keep the tensor alive while the caller works with it.
                 pair = [(fqn, tensor)]
                 del tensor
@@ -70,20 +63,19 @@ def _tensors(
 
 def _batches(
     native: _cairn.Store, contents: _cairn.Contents, read_ahead_bytes: int
-) -> list[_Batch]:
-    """All tensors in file order, in batches of which two fit into the read-ahead."""
-    batches: list[_Batch] = []
-    leaves: list[TensorLeaf] = []
+) -> list[list[TensorLeaf]]:
+    """All tensors in file order, in batches of neighbours, of which two fit into the read-ahead."""
+    batches: list[list[TensorLeaf]] = []
     nbytes = 0
     for index in native.file_order(contents):
         leaf = leaf_at(contents, index)
         assert isinstance(leaf, TensorLeaf)
-        if leaves and nbytes + leaf.info.nbytes > read_ahead_bytes // 2:
-            batches.append(_Batch(leaves, nbytes))
-            leaves, nbytes = [], 0
-        leaves.append(leaf)
+        if not batches or nbytes + leaf.info.nbytes > read_ahead_bytes // 2:
+            batches.append([])
+            nbytes = 0
+        batches[-1].append(leaf)
         nbytes += leaf.info.nbytes
-    return batches + ([_Batch(leaves, nbytes)] if leaves else [])
+    return batches
 
 
 def _results(

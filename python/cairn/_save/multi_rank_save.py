@@ -80,7 +80,9 @@ def prepare_together(
     FQNs of buffers of modules, once the state is prepared.
     """
     if ranks.world_size == 1:
-        return _prepare_alone(prepare)
+        arguments, flat = prepare()
+        _check_matched(flat, len(flat.batch) > 0)
+        return arguments, flat
     everyone = Groups(b"", [tuple(range(ranks.world_size))])
     compared = ranks.compared = ranks.compared or Compared()
 
@@ -139,14 +141,6 @@ def prepare_together(
         if len(own_parts) < len(parts):
             flat.batch.set_sharding(fqn, (shape, None, own_parts))
     _leave_long_values(ranks, flat, is_same=len(set(long)) == 1)
-    return arguments, flat
-
-
-def _prepare_alone(
-    prepare: Callable[[], tuple[dict[str, Any], FlatState]],
-) -> tuple[dict[str, Any], FlatState]:
-    arguments, flat = prepare()
-    _check_matched(flat, len(flat.batch) > 0)
     return arguments, flat
 
 

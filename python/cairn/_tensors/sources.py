@@ -58,11 +58,6 @@ def is_tensor_like(value: Any) -> bool:
     )
 
 
-def is_on_host(tensor: Any) -> bool:
-    """True if the memory of a torch tensor can be read in place."""
-    return tensor.device.type == "cpu"
-
-
 class Sources:
     """Makes the sources of leaves. Each save has its own object, which remembers copied storages.
 
@@ -152,10 +147,8 @@ class Sources:
         return Source(TENSOR, code, shape, strides, tensor.data_ptr(), device, tensor)
 
     def _reached(self, tensor: Any) -> tuple[Any, int]:
-        if is_on_host(tensor):
-            return tensor, HOST
-        device = device_of(tensor) if self._takes_devices else None
-        if device is not None and device != HOST:
+        device = device_of(tensor)
+        if device == HOST or (device is not None and self._takes_devices):
             return tensor, device
         # Copies complete storages, so that tensors that share one on the device share its copy too.
         return self._round.tensor(tensor), HOST

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from cairn._base.closing import Closing
-from cairn._base.retention import best_texts
+from cairn._base.steps import best_texts
 from cairn._mirror.options import Mirrors, mirror_chain
 from cairn._save.tuning import SaveTuning
 from cairn._tensors.stateful import is_stateful
