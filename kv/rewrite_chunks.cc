@@ -4,7 +4,6 @@
 #include "kv/rewrite_chunks.h"
 
 #include <algorithm>
-#include <memory>
 #include <optional>
 #include <set>
 #include <string_view>

@@ -22,7 +22,6 @@
 #include <optional>
 #include <regex>
 #include <set>
-#include <span>
 #include <sstream>
 #include <string>
 #include <tuple>

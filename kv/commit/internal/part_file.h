@@ -8,7 +8,7 @@
 ///   [3]       u32 rank, u32 world size
 ///   [4]       u32 number of the frame, from 0 on; u32 1 in the last frame, otherwise 0
 ///   [5, 15)   attempt, padded with NUL
-///   [15, ..)  records of the table, as in record_set.h
+///   [15, ..)  records of the table, as in record_run.h
 ///
 /// A part is complete as soon as its object exists.
 

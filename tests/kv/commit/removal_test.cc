@@ -4,11 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <array>
 #include <chrono>
 #include <filesystem>
-#include <map>
 #include <set>
 
 #include "kv/base/options.h"

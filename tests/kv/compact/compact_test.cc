@@ -2,7 +2,6 @@
 
 #include "kv/compact.h"
 
-#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
