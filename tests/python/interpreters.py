@@ -22,6 +22,10 @@ PRELOAD = ["hypothesis", "pytest"]
 """What the server imports for the test modules that `run_on_ranks` imports."""
 
 
+_starting = threading.Lock()
+"""Held while the server starts, so that threads do not start several."""
+
+
 @functools.cache
 def _server_socket() -> str:
     """Starts the server, once per process. Returns the path of its socket."""
@@ -59,7 +63,9 @@ class Program:
         request = {"args": args, "env": dict(env or os.environ), "cwd": os.getcwd()}
         data = json.dumps(request).encode()
         self._connection = socket.socket(socket.AF_UNIX)
-        self._connection.connect(_server_socket())
+        with _starting:
+            path = _server_socket()
+        self._connection.connect(path)
         reader, writer = os.pipe()
         with open(os.devnull) as nothing:
             descriptors = [nothing.fileno(), writer, self._error_file.fileno()]

@@ -102,18 +102,6 @@ def test_a_damaged_tensor_with_an_escaped_key_is_skipped(path):
             assert set(store.read(skip_damaged=True)) == {"a", "c.d"}
 
 
-def test_the_owner_of_shared_memory_is_no_key(path):
-    shared = torch.rand(300, generator=torch.Generator().manual_seed(3))
-    with cairn.open(path, mode="a") as store:
-        store.save(1, {"a": shared[:200], "b": shared[100:], "n": 1})
-    damage(path, shared.numpy().tobytes())
-    with cairn.open(path) as store:
-        assert set(store.damaged_keys()) == {"a", "b"}
-        state = {"a": torch.zeros(200), "b": torch.zeros(200), "n": 0}
-        assert set(store.load(state, skip_damaged=True).skipped) == {"a", "b"}
-        assert state["n"] == 1
-
-
 @with_ranks(2)
 def test_ranks_skip_the_same_keys(rank, damaged):
     with cairn.open(damaged) as store:

@@ -60,15 +60,6 @@ def test_only_objects_at_the_top_level_are_stateful(store):
         assert refused.value.key == key
 
 
-def test_the_state_itself_may_be_stateful(store):
-    model = net(1)
-    store.save(1, model)
-    assert_same(store.read(), model.state_dict())
-    other = net(2)
-    report = store.load(other)
-    assert same_parameters(other, model) and report.missing == ()
-
-
 def test_a_meta_module_gets_memory(store):
     model = net(1)
     store.save(1, {"model": model})

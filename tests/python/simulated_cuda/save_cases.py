@@ -148,11 +148,3 @@ def test_tensors_on_a_device_have_no_deltas(store):
         == host.nbytes
     )
     assert torch.equal(store.read(step=2)["t"], host)
-
-
-@pytest.mark.parametrize("how", ["save", "save_async"])
-def test_statistics_of_tensors_on_a_device_are_refused_with_the_command_for_them(store, how):
-    state = {"host": _random(10), "t": to_cuda(_random(10))}
-    with pytest.raises(cairn.Invalid, match="kv-admin statistics.*key t"):
-        getattr(store, how)(1, state, tuning=cairn.SaveTuning(statistics=True))
-    assert store.steps() == []
