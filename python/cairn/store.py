@@ -19,8 +19,7 @@ from cairn._base.open_options import OpenOptions
 from cairn._base.patterns import Patterns, clean_prefix, pattern_list
 from cairn._base.steps import best_texts, step_number
 from cairn._base.watched import watched
-from cairn._load.contents import contents_of, conversion_of
-from cairn._load.damage import damaged_keys, without_damage
+from cairn._load.contents import contents_of, conversion_of, damaged_keys, without_damage
 from cairn._load.in_place import load
 from cairn._load.load import LoadOptions
 from cairn._load.pull import pull, wait

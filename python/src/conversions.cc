@@ -106,12 +106,10 @@ nb::tuple ExportConverted(const StoreBinding& store, const StepContents& content
   const auto finish = [&watch](auto exported) {
     watch.Rethrow();
     const auto done = Unwrap(std::move(exported));
-    nb::list files;
-    for (const std::string& file : done.files) files.append(ToPyText(file));
     uint64_t tensors_left_out = 0;
     if constexpr (requires { done.tensors_left_out; }) tensors_left_out = done.tensors_left_out;
-    return nb::make_tuple(files, done.tensors, done.bytes, tensors_left_out, done.values_left_out,
-                          done.seconds);
+    return nb::make_tuple(ToPyTexts(done.files), done.tensors, done.bytes, tensors_left_out,
+                          done.values_left_out, done.seconds);
   };
   if (is_model) {
     return finish(core::ExportModelDirectory(*opened, contents.all(), target,

@@ -30,6 +30,14 @@ std::string FromPyText(nb::handle text);
 /// Returns the str of such a UTF-8 form. Raises Corrupt for bytes that are not the form of any str.
 nb::object ToPyText(std::string_view text);
 
+/// Returns the strs of a range of such forms.
+template <typename Texts>
+nb::list ToPyTexts(const Texts& texts) {
+  nb::list list;
+  for (const std::string& text : texts) list.append(ToPyText(text));
+  return list;
+}
+
 /// Converts a tuple or list of non-negative ints. Raises TypeError or OverflowError for others.
 std::vector<uint64_t> FromPyNumbers(nb::handle sequence);
 nb::tuple ToPyNumbers(std::span<const uint64_t> numbers);

@@ -132,15 +132,6 @@ class Flattener {
   Batch batch_;
 };
 
-// Calls `visit(FQN, whether it is a tensor, slot)` for each leaf, in tree order.
-template <typename Visit>
-void ForEachLeaf(const core::StateDict& state, const Visit& visit) {
-  const std::vector<core::Leaf> leaves = Unwrap(core::FlattenTree(state.tree));
-  for (size_t i = 0; i < leaves.size(); ++i) {
-    visit(leaves[i].fqn, core::IsTensor(state.tree.nodes[leaves[i].node].kind), state.slot[i]);
-  }
-}
-
 template <typename Numbers>
 nb::tuple ToPyTuple(const Numbers& numbers) {
   nb::list list;

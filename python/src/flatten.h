@@ -8,11 +8,21 @@
 #include <vector>
 
 #include "core/state_dict/state_dict.h"
+#include "python/src/errors.h"
 #include "python/src/torch_access.h"
 
 namespace cairn::python {
 
 namespace nb = nanobind;
+
+/// Calls `visit(FQN, whether it is a tensor, slot)` for each leaf, in tree order.
+template <typename Visit>
+void ForEachLeaf(const core::StateDict& state, const Visit& visit) {
+  const std::vector<core::Leaf> leaves = Unwrap(core::FlattenTree(state.tree));
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    visit(leaves[i].fqn, core::IsTensor(state.tree.nodes[leaves[i].node].kind), state.slot[i]);
+  }
+}
 
 /// A flattened state. Threads: any that holds the GIL, which the destructor requires too; `state`
 /// may be read without the GIL.

@@ -27,12 +27,6 @@ nb::dict ToPyFindings(const std::vector<core::StateCheck::Finding>& findings) {
   return found;
 }
 
-nb::list ToPyFqns(const std::vector<std::string>& texts) {
-  nb::list list;
-  for (const std::string& text : texts) list.append(ToPyText(text));
-  return list;
-}
-
 nb::tuple Check(const StoreBinding& self, const StepContents& contents, const Batch& batch,
                 const Streams& streams) {
   const core::StateCheck check =
@@ -41,7 +35,7 @@ nb::tuple Check(const StoreBinding& self, const StepContents& contents, const Ba
                                 watch.AsProgress(), ToStreams(streams));
       });
   return nb::make_tuple(ToPyFindings(check.different), ToPyFindings(check.not_comparable),
-                        ToPyFqns(check.missing), ToPyFqns(check.unexpected), check.compared_bytes,
+                        ToPyTexts(check.missing), ToPyTexts(check.unexpected), check.compared_bytes,
                         check.bytes_read, check.different_bytes);
 }
 

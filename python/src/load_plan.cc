@@ -28,13 +28,6 @@
 namespace cairn::python {
 namespace {
 
-template <typename Fqns>
-nb::tuple ToPyTexts(const Fqns& fqns) {
-  nb::list texts;
-  for (const std::string& fqn : fqns) texts.append(ToPyText(fqn));
-  return nb::tuple(texts);
-}
-
 [[noreturn]] void ThrowSameName(const std::string& fqn) {
   ThrowInvalid("two leaves of the state are named '" + fqn + "': rename a key", fqn);
 }
@@ -142,13 +135,13 @@ class LoadPlan {
 
   // Return the FQNs that only the state has, in its order, and the FQNs that only the step has, in
   // the order of its leaves.
-  nb::tuple Missing() const { return ToPyTexts(missing_); }
+  nb::tuple Missing() const { return nb::tuple(ToPyTexts(missing_)); }
   nb::tuple Unexpected() const {
     std::vector<std::string> fqns;
     for (size_t leaf = 0; leaf < node_of_leaf_.size(); ++leaf) {
       if (node_of_leaf_[leaf] == kNone) fqns.push_back(contents_.fqn(leaf));
     }
-    return ToPyTexts(fqns);
+    return nb::tuple(ToPyTexts(fqns));
   }
   // Returns (node, leaf) of the leaves that both have.
   const std::vector<std::pair<uint32_t, uint32_t>>& matches() const { return matches_; }

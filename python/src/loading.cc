@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <ranges>
 #include <set>
 #include <span>
 #include <string_view>
@@ -227,9 +228,7 @@ void BindLoading(nb::module_& m, nb::class_<StoreBinding>& store) {
       .def("targets", &TargetsOf)
       .def("whole_fqns",
            [](const Requests& self) {
-             nb::list fqns;
-             for (const core::LoadRequest& request : self.list) fqns.append(ToPyText(request.fqn));
-             return fqns;
+             return ToPyTexts(self.list | std::views::transform(&core::LoadRequest::fqn));
            })
       .def("set_holders", [](Requests& self, nb::str fqn, const Mesh& mesh) {
         self.holders[FromPyText(fqn)] = mesh.mesh;

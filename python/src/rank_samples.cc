@@ -291,14 +291,12 @@ nb::list SampleSums(const Batch& batch, nb::bytes groups, size_t group_count) {
 nb::list Samples(const Batch& batch) {
   const core::StateDict& state = batch.state;
   nb::list list;
-  const std::vector<core::Leaf> leaves = Unwrap(core::FlattenTree(state.tree));
-  for (size_t i = 0; i < leaves.size(); ++i) {
-    const bool is_tensor = core::IsTensor(state.tree.nodes[leaves[i].node].kind);
+  size_t leaf = 0;
+  ForEachLeaf(state, [&](const std::string& fqn, bool is_tensor, uint32_t slot) {
     const bool is_complete =
-        !is_tensor ||
-        core::ElementCount(state.tensors[state.slot[i]].shape).value_or(0) <= kAlwaysComplete;
-    list.append(nb::make_tuple(ToPyText(leaves[i].fqn), is_tensor, is_complete, batch.samples[i]));
-  }
+        !is_tensor || core::ElementCount(state.tensors[slot].shape).value_or(0) <= kAlwaysComplete;
+    list.append(nb::make_tuple(ToPyText(fqn), is_tensor, is_complete, batch.samples[leaf++]));
+  });
   return list;
 }
 

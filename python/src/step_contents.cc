@@ -196,12 +196,6 @@ nb::tuple StepContents::ToPyLeaf(size_t leaf) const {
   return nb::make_tuple(ToPyText(fqn(leaf)), static_cast<uint8_t>(kind(leaf)), content);
 }
 
-nb::list StepContents::ToPyFqns() const {
-  nb::list fqns;
-  for (const core::Leaf& leaf : leaves_) fqns.append(ToPyText(leaf.fqn));
-  return fqns;
-}
-
 nb::list StepContents::LeavesOf(const std::vector<size_t>& tensors) const {
   constexpr size_t kNoLeaf = ~size_t{0};  // the hidden owner of aliases
   std::vector<size_t> leaves(contents_.tensors.size(), kNoLeaf);

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <ranges>
 #include <string>
 #include <vector>
 
@@ -48,7 +49,7 @@ class StepContents {
 
   /// Returns (FQN, node kind, TensorInfo or plain value or LongValue). Raises IndexError.
   nb::tuple ToPyLeaf(size_t leaf) const;
-  nb::list ToPyFqns() const;
+  nb::list ToPyFqns() const { return ToPyTexts(leaves_ | std::views::transform(&core::Leaf::fqn)); }
   /// Returns the leaves that are the tensors with these indices in tensors(), in their order.
   nb::list LeavesOf(const std::vector<size_t>& tensors) const;
   /// Returns the TensorInfo of a leaf or of a hidden owner, or None.

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cairn import _cairn
 from cairn._base.patterns import all_patterns
-from cairn._load.contents import check_match
-from cairn._load.damage import damaged_keys
+from cairn._load.contents import check_match, damaged_keys
 from cairn._load.load import Load, LoadOptions
 from cairn._load.object_states import ObjectStates, takes_contents
 from cairn._opened.continued import note_loaded

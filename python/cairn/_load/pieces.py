@@ -88,13 +88,10 @@ class Piece(NamedTuple):
 
     def inside(self, offsets: Sequence[int], sizes: Sequence[int]) -> Piece | None:
         """The part in a box of the converted tensor, counted from there."""
-        axes = []
-        for axis, begin, size in zip(self.axes, offsets, sizes):
-            clipped = axis.clipped(begin, size)
-            if clipped is None:
-                return None
-            axes.append(clipped)
-        return self._replace(axes=tuple(axes))
+        piece: Piece | None = self
+        for dim, (begin, size) in enumerate(zip(offsets, sizes)):
+            piece = piece and piece.clipped(dim, begin, size)
+        return piece
 
     def without(self, dim: int) -> Piece:
         """Without a dimension, of which there is one index."""
