@@ -34,6 +34,7 @@
 #include "python/src/keyword_arguments.h"
 #include "python/src/progress_function.h"
 #include "python/src/reports.h"
+#include "python/src/step_contents.h"
 
 namespace cairn::python {
 namespace {
