@@ -1,16 +1,31 @@
 #pragma once
-/// Arrays printed as numpy does: brackets, aligned columns, and only the edges of large arrays.
+/// Arrays as Python writes them: slices on the command line, such as "0:4, :, -1, ...", and
+/// elements printed as numpy does, with brackets, aligned columns, and only the edges of large
+/// arrays.
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/tensor/tensor.h"
+#include "kv/base/error.h"
 #include "tools/common/json.h"
 
 namespace cairn::tools {
+
+struct Slice {
+  core::Box box;              // every dimension of the tensor
+  std::vector<bool> dropped;  // dimensions selected by one index, which the result does not have
+  core::Shape shape;          // shape of the result
+};
+
+/// Ranges are clipped to the shape, and dimensions that are missing at the end are complete, as in
+/// Python. kInvalidArgument: the text is not a slice, has too many dimensions, an index out of
+/// range or a step other than 1.
+Result<Slice> ParseSlice(std::string_view text, std::span<const uint64_t> shape);
 
 /// Selects the elements of an array that are shown, and maps them to a small row-major array of
 /// cells.

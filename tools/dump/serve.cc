@@ -34,7 +34,6 @@
 #include "tools/dump/http_server.h"
 #include "tools/dump/opened_store.h"
 #include "tools/dump/report_page.h"
-#include "tools/dump/slice.h"
 #include "tools/dump/tensor_values.h"
 #include "tools/dump/verbs.h"
 

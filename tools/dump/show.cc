@@ -18,7 +18,6 @@
 #include "tools/dump/array_text.h"
 #include "tools/dump/contents_json.h"
 #include "tools/dump/opened_store.h"
-#include "tools/dump/slice.h"
 #include "tools/dump/tensor_values.h"
 #include "tools/dump/verbs.h"
 
