@@ -103,8 +103,9 @@ constexpr Failure kFailures[] = {
     {"a short transfer", 0, FailingCalls::Extent::kOnce, true},
 };
 
-/// Whether the code indicates what to do about a failure.
-bool IsSensible(ErrorCode code, int error_number) {
+/// Whether the code indicates what to do about a failure. Ranks may miss their deadline, too.
+bool IsSensible(ErrorCode code, int error_number, bool has_ranks) {
+  if (has_ranks && code == ErrorCode::kUnavailable) return true;
   switch (error_number) {
     case EIO:  // a read that fails with EIO is a damaged medium
       return code == ErrorCode::kUnavailable || code == ErrorCode::kDataLoss;
@@ -143,7 +144,9 @@ class FailureSweepTest : public SweepTest {
     if (outcome.performed) {
       EXPECT_EQ(found, states_.back()) << "an acknowledged change is lost";
     } else {
-      EXPECT_TRUE(fired && IsSensible(outcome.performed.error().code, failure.error_number));
+      EXPECT_TRUE(fired);
+      EXPECT_TRUE(IsSensible(outcome.performed.error().code, failure.error_number,
+                             operation_.name.contains("ranks")));
       if (found == states_.back() && operation_.commits > 0) {
         EXPECT_TRUE(MayBeCommitted(outcome.performed.error()))
             << "it was committed, but the error does not say that it may be";
