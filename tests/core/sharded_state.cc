@@ -11,6 +11,25 @@ namespace cairn::core::testing {
 
 using cairn::testing::SeededRandom;
 
+std::vector<ShardView> PiecesOf(const Sharding* sharding, const TensorView& local, uint32_t rank) {
+  if (sharding == nullptr) return {{.box = WholeBox(local.shape), .view = local}};
+  if (sharding->mesh != nullptr && !sharding->mesh->CoordinateOf(rank)) return {};
+  const auto pieces = ShardViewsOf(*sharding, local, rank);
+  EXPECT_TRUE(cairn::testing::IsOk(pieces));
+  return pieces.value_or(std::vector<ShardView>{});
+}
+
+bool HoldsPartsOf(const TestTensor& global, const std::vector<ShardView>& pieces) {
+  for (const ShardView& piece : pieces) {
+    TestTensor expected(global.dtype, piece.box.sizes);
+    CopyTensor(Narrow(global.view(), piece.box), expected.target());
+    std::vector<std::byte> found(expected.bytes.size());
+    GatherBytes(piece.view, 0, found);
+    if (found != expected.bytes) return false;
+  }
+  return true;
+}
+
 std::shared_ptr<const DeviceMesh> RandomMesh(uint32_t ranks, SeededRandom& random) {
   std::vector<DeviceMesh::Dim> dims;
   uint32_t left = ranks;

@@ -20,6 +20,8 @@ namespace {
 using cairn::testing::IsError;
 using cairn::testing::RunRanks;
 using cairn::testing::SeededRandom;
+using testing::BroadcastScenario;
+using testing::GatherScenario;
 using ::testing::HasSubstr;
 
 /// Calls `run(scenario, world_size)` with random scenarios of up to 8 ranks.
@@ -37,7 +39,7 @@ void ForRandomScenarios(int rounds, const Run& run) {
 
 constexpr auto kOnRanks = [](auto& scenario, uint32_t world_size) {
   RunRanks(static_cast<int>(world_size), [&](Communicator& below) {
-    testing::CheckedCommunicator communicator(below);
+    cairn::testing::CheckedCommunicator communicator(below);
     scenario.RunRank(communicator);
   });
 };
@@ -341,7 +343,7 @@ TEST(BroadcastStateDictTest, NonRootsFullStateIsNotLookedAt) {
 // bytes. The communicator below counts the bytes, independently of the report.
 TEST(BroadcastStateDictTest, RanksGetTheBytesOfTheirPartOnly) {
   RunRanks(4, [](Communicator& below) {
-    testing::CheckedCommunicator communicator(below);
+    cairn::testing::CheckedCommunicator communicator(below);
     constexpr uint64_t kCount = 1 << 18;
     std::vector<float> memory(kCount, 1.f);
     StateDict full;
