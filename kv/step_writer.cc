@@ -20,7 +20,7 @@
 #include "kv/root/internal/kv_records.h"
 #include "kv/state/internal/attempt_outcome.h"
 #include "kv/state/internal/root_change.h"
-#include "kv/storage/internal/concurrent_requests.h"
+#include "kv/storage/storage.h"
 
 namespace cairn::kv::internal {
 namespace {

@@ -27,7 +27,6 @@
 #include "kv/state/internal/store_state.h"
 #include "kv/step_writer.h"
 #include "kv/storage/cache/internal/cached_storage.h"
-#include "kv/storage/internal/concurrent_requests.h"
 #include "kv/storage/internal/object_names.h"
 #include "kv/storage/open/open_storage.h"
 #include "kv/storage/storage.h"
@@ -469,8 +468,7 @@ Result<void> Store::Close() {
       if (!is_fenced) WriteLateHint(*state.storage, internal::CurrentRoot(state)->root);
       return {};
     };
-    CAIRN_TRY(internal::RunRequests(*state.storage,
-                                    {[&] { return state.lease->Release(); }, write_hint}));
+    CAIRN_TRY(RunRequests(*state.storage, {[&] { return state.lease->Release(); }, write_hint}));
   }
   state.lease = nullptr;
   return {};

@@ -7,30 +7,6 @@
 
 namespace cairn::kv {
 
-const char* ColumnName(Column column) {
-  switch (column) {
-    case Column::kSteps:
-      return "steps";
-    case Column::kTensors:
-      return "tensors";
-    case Column::kChunks:
-      return "chunks";
-    case Column::kValues:
-      return "values";
-    case Column::kStructures:
-      return "structures";
-    case Column::kApplication:
-      return "application";
-    case Column::kSegments:
-      return "segments";
-    case Column::kUsage:
-      return "usage";
-    case Column::kTables:
-      return "tables";
-  }
-  return "unknown";
-}
-
 std::string TableKey(Column column, std::string_view key) {
   std::string full;
   full.reserve(1 + key.size());
@@ -53,14 +29,6 @@ uint64_t ReadBigEndian(const char* bytes) {
 std::string NumberKey(uint64_t value) {
   std::string key;
   AppendBigEndian(key, value);
-  return key;
-}
-
-std::string FqnKey(std::string_view fqn) {
-  std::string key;
-  key.reserve(fqn.size() + 1);
-  key.append(fqn);
-  key.push_back('\0');
   return key;
 }
 

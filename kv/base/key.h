@@ -32,7 +32,6 @@ enum class Column : uint8_t {
   kTables = 255,      // (empty)       -> the tables of the step after this one
 };
 inline constexpr int kColumnCount = 256;
-const char* ColumnName(Column column);
 /// Returns the first byte of the keys of a column in tables.
 inline std::string ColumnPrefix(Column column) { return {static_cast<char>(column)}; }
 /// Returns the key of a record in tables.
@@ -45,10 +44,11 @@ uint64_t ReadBigEndian(const char* bytes);
 /// Returns the 8-byte key of a number, such as a segment id.
 std::string NumberKey(uint64_t value);
 
-/// Returns the FQN and NUL. Requires an FQN without NUL (checked where state dicts are flattened).
-std::string FqnKey(std::string_view fqn);
-/// Returns the FQN, NUL and the offsets. Requires an FQN without NUL.
+/// Returns the FQN, NUL and the offsets. Requires an FQN without NUL (checked where state dicts are
+/// flattened).
 std::string ChunkKey(std::string_view fqn, std::span<const uint64_t> offsets_elements);
+/// Returns the FQN and NUL. Requires an FQN without NUL.
+inline std::string FqnKey(std::string_view fqn) { return ChunkKey(fqn, {}); }
 
 /// The parts of a key from FqnKey or ChunkKey. kDataLoss: there is no NUL, or the bytes after it
 /// are not a multiple of 8.

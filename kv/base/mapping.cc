@@ -22,15 +22,12 @@ constexpr int MADV_POPULATE_READ = 22;  // Linux 5.14
 // For one call the kernel reads at most the device's read-ahead or its largest request.
 constexpr uint64_t kAheadBytes = 128 * 1024;
 
-// The number of bytes that the kernel reads around an access of a range with large pages.
-constexpr uint64_t kLargePageBytes = uint64_t{2} << 20;
-
 // Returns the pages that contain a range of a mapping, which itself begins at a page.
 std::span<std::byte> PagesAround(std::span<const std::byte> bytes, uint64_t offset_bytes,
                                  uint64_t length_bytes) {
   CAIRN_CHECK(offset_bytes <= bytes.size() && length_bytes <= bytes.size() - offset_bytes);
   static const auto page_bytes = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
-  const uint64_t begin = offset_bytes / page_bytes * page_bytes;
+  const uint64_t begin = RoundDown(offset_bytes, page_bytes);
   return {const_cast<std::byte*>(bytes.data()) + begin, offset_bytes + length_bytes - begin};
 }
 
@@ -52,8 +49,8 @@ bool Mapping::UseLargePages(uint64_t offset_bytes, uint64_t length_bytes) const 
   const std::span<std::byte> pages = PagesAround(bytes_, offset_bytes, length_bytes);
   // Only units that are completely inside the range: an access reads nothing else.
   const uint64_t first = pages.data() - bytes_.data();
-  const uint64_t begin = (first + kLargePageBytes - 1) / kLargePageBytes * kLargePageBytes;
-  const uint64_t end = (first + pages.size()) / kLargePageBytes * kLargePageBytes;
+  const uint64_t begin = RoundUp(first, kHugePageBytes);
+  const uint64_t end = RoundDown(first + pages.size(), kHugePageBytes);
   if (begin >= end) return true;
   auto* const address = const_cast<std::byte*>(bytes_.data()) + begin;
   return ::madvise(address, end - begin, MADV_HUGEPAGE) == 0;
@@ -65,12 +62,6 @@ Result<void> Mapping::Populate(uint64_t offset_bytes, uint64_t length_bytes) con
   if (errno != EFAULT && errno != EHWPOISON) return {};
   return Fail(ErrorCode::kDataLoss,
               fmt::format("the mapped file cannot be read: {}", std::strerror(errno)));
-}
-
-void Mapping::Release(uint64_t offset_bytes, uint64_t length_bytes) const {
-  const std::span<std::byte> pages = PagesAround(bytes_, offset_bytes, length_bytes);
-  // The file backs the pages, so nothing is lost. If it fails, the memory remains in use.
-  if (!pages.empty()) (void)::madvise(pages.data(), pages.size(), MADV_DONTNEED);
 }
 
 std::byte* MapAligned(uint64_t length_bytes, uint64_t alignment) {

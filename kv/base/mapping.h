@@ -35,9 +35,6 @@ class Mapping {
   /// read (a failing disk, a truncated file), and an access would end the process. Does nothing
   /// before Linux 5.14.
   Result<void> Populate(uint64_t offset_bytes, uint64_t length_bytes) const;
-  /// Releases the memory of this range; the next access reads it from the file again. Changes that
-  /// were made through the mapping are lost.
-  void Release(uint64_t offset_bytes, uint64_t length_bytes) const;
 
  private:
   std::span<const std::byte> bytes_;

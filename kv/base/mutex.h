@@ -9,7 +9,6 @@
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
-#include <shared_mutex>
 
 // Macros that state which mutex guards what. Clang checks them (-Wthread-safety, the preset
 // `clang`); for other compilers they are empty. See
@@ -21,19 +20,15 @@
 #define CAIRN_THREAD_ANNOTATION(attribute)
 #endif
 
-/// After a field: it is read only while `mutex` is held, and written only while it is held
-/// exclusively.
+/// After a field: it is used only while `mutex` is held.
 #define CAIRN_GUARDED_BY(mutex) CAIRN_THREAD_ANNOTATION(guarded_by(mutex))
 
 /// After the parameters of a function: the caller holds the mutexes.
 #define CAIRN_REQUIRES(...) CAIRN_THREAD_ANNOTATION(requires_capability(__VA_ARGS__))
-/// After the parameters of a function: it locks (exclusively or shared), or unlocks, the mutexes;
-/// without an argument, the mutex that the object is or holds. In the destructor of a scoped lock,
-/// CAIRN_RELEASE matches both kinds of lock.
+/// After the parameters of a function: it locks or unlocks the mutexes; without an argument, the
+/// mutex that the object is or holds.
 #define CAIRN_ACQUIRE(...) CAIRN_THREAD_ANNOTATION(acquire_capability(__VA_ARGS__))
-#define CAIRN_ACQUIRE_SHARED(...) CAIRN_THREAD_ANNOTATION(acquire_shared_capability(__VA_ARGS__))
 #define CAIRN_RELEASE(...) CAIRN_THREAD_ANNOTATION(release_capability(__VA_ARGS__))
-#define CAIRN_RELEASE_SHARED(...) CAIRN_THREAD_ANNOTATION(release_shared_capability(__VA_ARGS__))
 
 /// Between `class` and the name: the class is a mutex, or holds one for its scope.
 #define CAIRN_CAPABILITY(name) CAIRN_THREAD_ANNOTATION(capability(name))
@@ -81,53 +76,6 @@ class CAIRN_SCOPED_CAPABILITY MutexLock {
  private:
   Mutex& mutex_;
   bool locked_ = true;
-};
-
-/// A mutex that either one thread holds exclusively or any number of threads hold shared. Threads:
-/// all members are safe. Not recursive.
-class CAIRN_CAPABILITY("mutex") SharedMutex {
- public:
-  SharedMutex() = default;
-  SharedMutex(const SharedMutex&) = delete;
-  SharedMutex& operator=(const SharedMutex&) = delete;
-
-  void Lock() CAIRN_ACQUIRE() { mutex_.lock(); }
-  void Unlock() CAIRN_RELEASE() { mutex_.unlock(); }
-  void LockShared() CAIRN_ACQUIRE_SHARED() { mutex_.lock_shared(); }
-  void UnlockShared() CAIRN_RELEASE_SHARED() { mutex_.unlock_shared(); }
-
- private:
-  std::shared_mutex mutex_;
-};
-
-/// Holds a mutex exclusively until the end of its scope. Ownership: `mutex` outlives it. Threads:
-/// only the thread that created it uses it.
-class CAIRN_SCOPED_CAPABILITY WriterMutexLock {
- public:
-  explicit WriterMutexLock(SharedMutex& mutex) CAIRN_ACQUIRE(mutex) : mutex_(mutex) {
-    mutex_.Lock();
-  }
-  ~WriterMutexLock() CAIRN_RELEASE() { mutex_.Unlock(); }
-  WriterMutexLock(const WriterMutexLock&) = delete;
-  WriterMutexLock& operator=(const WriterMutexLock&) = delete;
-
- private:
-  SharedMutex& mutex_;
-};
-
-/// Holds a mutex shared until the end of its scope. Ownership: `mutex` outlives it. Threads: only
-/// the thread that created it uses it.
-class CAIRN_SCOPED_CAPABILITY ReaderMutexLock {
- public:
-  explicit ReaderMutexLock(SharedMutex& mutex) CAIRN_ACQUIRE_SHARED(mutex) : mutex_(mutex) {
-    mutex_.LockShared();
-  }
-  ~ReaderMutexLock() CAIRN_RELEASE() { mutex_.UnlockShared(); }
-  ReaderMutexLock(const ReaderMutexLock&) = delete;
-  ReaderMutexLock& operator=(const ReaderMutexLock&) = delete;
-
- private:
-  SharedMutex& mutex_;
 };
 
 /// Lets threads wait for a change of what a mutex guards. Every wait may return without a

@@ -42,19 +42,12 @@ struct S3Options {
   /// If set, the only source of credentials. Called when credentials are needed and after the
   /// server has rejected the previous ones, on any thread, but never concurrently.
   std::function<Result<S3Credentials>()> credentials;
-  bool anonymous = false;  // do not sign requests: for public buckets
   /// A request fails when this time has passed since its beginning, including retries, and as much
   /// as its bytes take at 128 KiB/s. 0: CAIRN_S3_TIMEOUT (seconds), or else 60 s.
   std::chrono::milliseconds timeout{0};
   /// Length of ranged reads and of parts of uploads; at least 5 MiB. 0: CAIRN_S3_PART_BYTES, or
   /// else 8 MiB.
   uint64_t part_bytes = 0;
-  uint32_t queue_depth = 0;  // requests in flight per queue. 0: CAIRN_S3_DEPTH, or else 16
-  /// Threads that transfer bytes. 0: CAIRN_S3_THREADS, or else one per 8 processors, at most 4.
-  uint32_t io_threads = 0;
-  /// Whether writes carry a CRC-32 that the server checks. If not set, they do unless
-  /// AWS_REQUEST_CHECKSUM_CALCULATION or the profile has "when_required".
-  std::optional<bool> request_digests;
 };
 
 }  // namespace cairn::kv

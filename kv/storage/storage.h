@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <span>
 #include <string>
@@ -172,10 +173,24 @@ class Storage {
   virtual void AwaitChange(std::string_view prefix, std::chrono::milliseconds timeout);
 };
 
+/// Returns the error of a Read of the object `path` (ObjectPath), which is longer than allowed.
+Error LongerThanLimit(std::string path, uint64_t size_bytes, uint64_t limit_bytes);
+/// Returns the error of a ReadRange from `offset_bytes` on.
+Error EndsBeforeRange(std::string path, uint64_t size_bytes, uint64_t offset_bytes);
+
 /// Checks that the storage has not lost an object whose write it acknowledged, before anything
 /// refers to it. kUnavailable: the object is absent, or does not have `size_bytes` bytes.
 Result<void> CheckStored(Storage& storage, std::string_view name, uint64_t size_bytes);
 /// Returns whether the object exists.
 Result<bool> ObjectExists(Storage& storage, std::string_view name);
+
+/// Calls `request(i)` for i from 0 to `count` - 1: one after another, or on as many threads as
+/// TransferSizes::small_requests of the storage states. Returns the error of the lowest i. After an
+/// error, further requests may not be made.
+Result<void> ForEachRequest(const Storage& storage, size_t count,
+                            const std::function<Result<void>(size_t)>& request);
+/// Makes each of the requests in the same way.
+Result<void> RunRequests(const Storage& storage,
+                         std::initializer_list<std::function<Result<void>()>> requests);
 
 }  // namespace cairn::kv

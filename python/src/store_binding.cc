@@ -14,6 +14,7 @@
 #include <cmath>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <utility>
 
@@ -527,7 +528,7 @@ void StoreBinding::Close() {
   Result<void> result = [&]() -> Result<void> {
     const GilRelease no_gil;
     ++closing_count_;
-    const WriterMutexLock alone(close_mutex_);
+    const std::unique_lock alone(close_mutex_);
     --closing_count_;
     const MutexLock no_caller(saver_mutex_);
     if (!store_) return {};
@@ -553,7 +554,7 @@ void StoreBinding::Abandon() {
   {
     const GilRelease no_gil;
     ++closing_count_;
-    const WriterMutexLock alone(close_mutex_);
+    const std::unique_lock alone(close_mutex_);
     --closing_count_;
     const MutexLock no_caller(saver_mutex_);
     saver_.reset();  // waits for a running save

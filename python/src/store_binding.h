@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <memory>
+#include <shared_mutex>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -58,7 +59,7 @@ class StoreBinding {
   std::shared_ptr<core::CheckpointStore> Share() const {
     process_.Check();
     const GilRelease no_gil;
-    const ReaderMutexLock open(close_mutex_);
+    const std::shared_lock open(close_mutex_);
     return store_;
   }
   /// Returns the communicator of the ranks, or null if this process has opened the store alone.
@@ -104,24 +105,23 @@ class StoreBinding {
       return Returned(Fail(ErrorCode::kFailedPrecondition, "the store is closed; open it again"));
     };
     if (closing_count_ > 0) return closed();
-    const ReaderMutexLock open(close_mutex_);
+    const std::shared_lock open(close_mutex_);
     if (!store_) return closed();
     return work(*store_);
   }
 
   ProcessGuard process_;
   std::shared_ptr<CommunicatorBinding> communicator_;  // shared with Python; outlives store_
-  // Calls hold close_mutex_ shared, Close and Abandon hold it exclusively. Both mutexes are only
-  // taken without the GIL, and close_mutex_ is taken first.
-  mutable SharedMutex close_mutex_;
+  // Guards store_ and has_met_ranks_: calls hold it shared, Close and Abandon hold it exclusively.
+  // Both mutexes are only taken without the GIL, and close_mutex_ is taken first.
+  mutable std::shared_mutex close_mutex_;
   // Threads that wait for close_mutex_ to close the store. Then no call begins: the calls of
   // several threads would otherwise overlap without end.
   std::atomic<int> closing_count_ = 0;
   // Shared with the parts of steps that Store.writer writes. They end before the store is closed.
-  std::shared_ptr<core::CheckpointStore> store_ CAIRN_GUARDED_BY(close_mutex_);
-  bool has_met_ranks_ CAIRN_GUARDED_BY(close_mutex_) =
-      false;           // in a close, which is repeated alone
-  Mutex saver_mutex_;  // AsyncSaver allows one caller at a time
+  std::shared_ptr<core::CheckpointStore> store_;
+  bool has_met_ranks_ = false;  // in a close, which is repeated alone
+  Mutex saver_mutex_;           // AsyncSaver allows one caller at a time
   std::unique_ptr<core::AsyncSaver> saver_ CAIRN_GUARDED_BY(saver_mutex_);
 };
 

@@ -86,8 +86,8 @@ Result<void> RankMerge::AddShared(uint32_t rank, kv::Column column, std::string_
     }
     default:
       return Fail(ErrorCode::kDataLoss,
-                  fmt::format("rank {} wrote a {} record, which cannot be merged", rank,
-                              kv::ColumnName(column)));
+                  fmt::format("rank {} wrote a record of column {}, which cannot be merged", rank,
+                              static_cast<int>(column)));
   }
 }
 

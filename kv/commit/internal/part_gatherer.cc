@@ -20,8 +20,8 @@
 #include "kv/commit/internal/rank_parts.h"
 #include "kv/io/worker_pool.h"
 #include "kv/state/internal/attempt_outcome.h"
-#include "kv/storage/internal/concurrent_requests.h"
 #include "kv/storage/internal/object_names.h"
+#include "kv/storage/storage.h"
 
 namespace cairn::kv::internal {
 namespace {

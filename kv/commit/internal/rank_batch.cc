@@ -51,8 +51,9 @@ Result<void> RankBatch::Add(const TableRecord& record) {
     case Column::kSegments:
       return AddSegment(record);
     default:
-      return Fail(ErrorCode::kDataLoss, fmt::format("the part of rank {} contains a {} record",
-                                                    rank_, ColumnName(record.column())));
+      return Fail(ErrorCode::kDataLoss,
+                  fmt::format("the part of rank {} contains a record of column {}", rank_,
+                              static_cast<int>(record.column())));
   }
 }
 

@@ -9,8 +9,8 @@
 #include <thread>
 
 #include "kv/root/internal/root_search.h"
-#include "kv/storage/internal/concurrent_requests.h"
 #include "kv/storage/internal/object_names.h"
+#include "kv/storage/storage.h"
 
 namespace cairn::kv::internal {
 namespace {

@@ -12,8 +12,8 @@
 
 #include "kv/base/digest.h"
 #include "kv/root/internal/framed_record.h"
-#include "kv/storage/internal/concurrent_requests.h"
 #include "kv/storage/internal/object_names.h"
+#include "kv/storage/storage.h"
 
 namespace cairn::kv::internal {
 namespace {

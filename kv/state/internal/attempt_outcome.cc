@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "kv/io/internal/file.h"
-#include "kv/storage/internal/concurrent_requests.h"
+#include "kv/storage/storage.h"
 
 namespace cairn::kv::internal {
 namespace {

@@ -13,8 +13,8 @@
 #include "kv/state/internal/attempt_outcome.h"
 #include "kv/state/internal/root_change.h"
 #include "kv/state/internal/store_identity.h"
-#include "kv/storage/internal/concurrent_requests.h"
 #include "kv/storage/internal/object_names.h"
+#include "kv/storage/storage.h"
 
 namespace cairn::kv::internal {
 namespace {

@@ -21,8 +21,8 @@
 #include "kv/root/internal/root_log.h"
 #include "kv/state/internal/attempt_outcome.h"
 #include "kv/state/internal/store_identity.h"
-#include "kv/storage/internal/concurrent_requests.h"
 #include "kv/storage/internal/object_names.h"
+#include "kv/storage/storage.h"
 #include "kv/table/internal/table_reader.h"
 
 namespace cairn::kv::internal {

@@ -10,8 +10,8 @@
 
 #include "kv/base/key.h"
 #include "kv/base/mapping.h"
-#include "kv/storage/internal/concurrent_requests.h"
 #include "kv/storage/internal/object_names.h"
+#include "kv/storage/storage.h"
 #include "kv/table/internal/table_file.h"
 #include "kv/table/internal/table_file_system.h"
 

@@ -411,7 +411,7 @@ class ForgedPartTest : public RanksTest {
     OtherRanks others;
     EXPECT_THAT(GatherPartWith(writer_->NextAttempt(1), column, key, value, others),
                 IsError(ErrorCode::kDataLoss, words))
-        << ColumnName(column) << " " << key.size() << " " << value.size();
+        << static_cast<int>(column) << " " << key.size() << " " << value.size();
   }
   static std::vector<std::byte> Chunk(const ChunkExtents& extents, std::vector<uint64_t> sizes) {
     return internal::EncodeChunk({.sizes = std::move(sizes), .extents = extents, .digest = {1, 2}});
@@ -474,7 +474,8 @@ TEST_F(ForgedPartTest, SegmentsOfOtherRanksAttemptsOrEpochsAreRefused) {
 
 TEST_F(ForgedPartTest, OtherRecordsAreRefused) {
   for (const Column column : {Column::kTensors, Column::kValues, Column::kUsage, Column::kTables}) {
-    ExpectRefused(column, "a", std::vector<std::byte>(8), ColumnName(column));
+    ExpectRefused(column, "a", std::vector<std::byte>(8),
+                  fmt::format("column {}", static_cast<int>(column)));
   }
   ExpectRefused(Column::kStructures, "short", {}, "digest");
   ExpectRefused(Column::kSteps, "", {}, "");

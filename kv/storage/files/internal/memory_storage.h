@@ -73,11 +73,7 @@ class MemoryStorage final : public Storage {
     CAIRN_TRY_ASSIGN(const Object object, Find(name));
     const uint64_t size_bytes = object->size();
     if (offset_bytes > size_bytes || target.size() > size_bytes - offset_bytes) {
-      return Fail(ErrorCode::kDataLoss,
-                  fmt::format("the object has {} bytes and ends before the range "
-                              "of {} bytes",
-                              size_bytes, target.size()),
-                  ObjectPath(address_, name), offset_bytes);
+      return Fail(EndsBeforeRange(ObjectPath(address_, name), size_bytes, offset_bytes));
     }
     std::copy_n(object->begin() + static_cast<ptrdiff_t>(offset_bytes), target.size(),
                 target.begin());

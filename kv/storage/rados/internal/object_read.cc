@@ -8,8 +8,6 @@
 
 #include "kv/storage/rados/internal/object_read.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <future>
@@ -18,21 +16,12 @@
 #include <vector>
 
 #include "kv/base/mutex.h"
+#include "kv/storage/storage.h"
 
 namespace cairn::kv::internal {
 namespace {
 
 constexpr int kMaxAttempts = 10;
-
-Error EndsBefore(const RadosSession& session, std::string_view name, uint64_t size_bytes,
-                 uint64_t offset_bytes) {
-  return {
-      .code = ErrorCode::kDataLoss,
-      .message = fmt::format("the object has {} bytes and ends before the range", size_bytes),
-      .file = session.FileOf(name),
-      .offset_bytes = offset_bytes,
-  };
-}
 
 // One request to a head: its length, its layout, and its bytes from an offset on. Not movable
 // because librados stores the results in it.
@@ -126,12 +115,13 @@ class ObjectRead : public std::enable_shared_from_this<ObjectRead> {
     }
     const bool begins_inside = !target_.empty() || offset_bytes_ <= head_->head_bytes();
     if (begins_inside && head_->read_bytes() == target_.size()) return Finish({});
-    Finish(Fail(EndsBefore(session_, name_, head_->head_bytes(), offset_bytes_)));
+    Finish(Fail(EndsBeforeRange(session_.FileOf(name_), head_->head_bytes(), offset_bytes_)));
   }
 
   void StartStripes(StripeLayout layout) {
     if (offset_bytes_ > layout.size_bytes || target_.size() > layout.size_bytes - offset_bytes_) {
-      return Finish(Fail(EndsBefore(session_, name_, layout.size_bytes, offset_bytes_)));
+      return Finish(
+          Fail(EndsBeforeRange(session_.FileOf(name_), layout.size_bytes, offset_bytes_)));
     }
     const Result<RadosIoContext> pool = session_.Pool(layout.pool_id);
     if (!pool) return Finish(std::unexpected(pool.error()));

@@ -292,10 +292,8 @@ class RadosStorage final : public Storage {
     std::vector<std::byte> bytes(kSmallObjectBytes);
     CAIRN_TRY_ASSIGN(const ObjectHead head, ReadHead(*own->session, name, bytes));
     if (head.size_bytes > limit_bytes) {
-      return Fail(ErrorCode::kDataLoss,
-                  fmt::format("the object has {} bytes, more than the limit of {}", head.size_bytes,
-                              limit_bytes),
-                  ObjectPath(settings_.address, name));
+      return Fail(
+          LongerThanLimit(ObjectPath(settings_.address, name), head.size_bytes, limit_bytes));
     }
     bytes.resize(head.size_bytes);
     if (!head.layout && head.read_bytes == head.size_bytes) return bytes;

@@ -15,7 +15,6 @@
 #include <utility>
 #include <vector>
 
-#include "kv/storage/internal/concurrent_requests.h"
 #include "kv/storage/internal/object_names.h"
 #include "kv/storage/internal/transfer_queues.h"
 #include "kv/storage/s3/internal/credentials.h"
@@ -150,9 +149,7 @@ class S3Storage final : public Storage {
     if (target.empty()) {  // HTTP has no empty ranges
       CAIRN_TRY_ASSIGN(const uint64_t size_bytes, Size(name));
       if (offset_bytes <= size_bytes) return {};
-      return Fail(ErrorCode::kDataLoss,
-                  fmt::format("the object has {} bytes and ends before the range", size_bytes),
-                  PathOf(name), offset_bytes);
+      return Fail(EndsBeforeRange(PathOf(name), size_bytes, offset_bytes));
     }
     if (target.size() > 2 * settings_.part_bytes) return ReadInParts(name, offset_bytes, target);
     CAIRN_TRY(client().Perform({.operation = "read the object",
@@ -173,10 +170,7 @@ class S3Storage final : public Storage {
     CAIRN_TRY(response);
     const auto bytes = std::as_bytes(std::span(response->body));
     if (bytes.size() <= limit_bytes) return std::vector(bytes.begin(), bytes.end());
-    return Fail(ErrorCode::kDataLoss,
-                fmt::format("the object has {} bytes, more than the limit of {}", bytes.size(),
-                            limit_bytes),
-                PathOf(name));
+    return Fail(LongerThanLimit(PathOf(name), bytes.size(), limit_bytes));
   }
 
   Result<uint64_t> Size(std::string_view name) override {
