@@ -219,10 +219,12 @@ class S3Client::Worker {
     ended.splice(ended.end(), operations, operations.begin());
     Operation& operation = ended.front();
     operation.transfer.reset();
+    // Before the callback, whose caller may begin the next request at once: on this thread, which
+    // has a connection.
+    pending_count_.fetch_sub(1, std::memory_order_relaxed);
     if (client_.Handle(operation, std::move(response))) {
+      pending_count_.fetch_add(1, std::memory_order_relaxed);
       waiting_.splice(waiting_.end(), ended);
-    } else {
-      pending_count_.fetch_sub(1, std::memory_order_relaxed);
     }
   }
 
