@@ -4,6 +4,8 @@
 /// All functions require the GIL.
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>    // for Streams in signatures
+#include <nanobind/stl/vector.h>  // for Streams in signatures
 
 #include <cstdint>
 #include <span>

@@ -342,7 +342,7 @@ class Trial:
         """Frees the space of the stores."""
         if self._opened is not None:
             with contextlib.suppress(cairn.Error):
-                self._opened._abandon()
+                self._opened.abandon()
         for address in (self.address, self.other) if self.rank == 0 else ():
             if ":" not in address:
                 shutil.rmtree(address, ignore_errors=True)
