@@ -194,8 +194,8 @@ Result<Url> ParseEndpoint(std::string endpoint) {
 }
 
 // Returns the number in the variable, or `fallback`; at most `most`.
-Result<uint64_t> NumberIn(const char* variable, const Environment& environment, uint64_t fallback,
-                          uint64_t most) {
+Result<uint64_t> NumberFrom(const char* variable, const Environment& environment, uint64_t fallback,
+                            uint64_t most) {
   const std::string text = environment(variable);
   if (text.empty()) return fallback;
   const std::optional<uint64_t> number = ParseDecimal(text);
@@ -237,13 +237,13 @@ Result<void> ResolveTransfers(const S3Options& options, const Environment& envir
   settings->timeout = options.timeout;
   if (settings->timeout.count() <= 0) {
     CAIRN_TRY_ASSIGN(const uint64_t timeout_s,
-                     NumberIn("CAIRN_S3_TIMEOUT", environment, 60, 86'400));
+                     NumberFrom("CAIRN_S3_TIMEOUT", environment, 60, 86'400));
     settings->timeout = std::chrono::seconds(timeout_s);
   }
   settings->part_bytes = options.part_bytes;
   if (settings->part_bytes == 0) {
     CAIRN_TRY_ASSIGN(settings->part_bytes,
-                     NumberIn("CAIRN_S3_PART_BYTES", environment, 8 << 20, UINT64_MAX));
+                     NumberFrom("CAIRN_S3_PART_BYTES", environment, 8 << 20, UINT64_MAX));
   }
   if (settings->part_bytes < kMinPartBytes || settings->part_bytes > kMaxPartBytes) {
     return Invalid(
@@ -251,11 +251,11 @@ Result<void> ResolveTransfers(const S3Options& options, const Environment& envir
                     "at most {} are supported",
                     settings->part_bytes, kMinPartBytes, kMaxPartBytes));
   }
-  CAIRN_TRY_ASSIGN(const uint64_t depth, NumberIn("CAIRN_S3_DEPTH", environment, 16, 1024));
+  CAIRN_TRY_ASSIGN(const uint64_t depth, NumberFrom("CAIRN_S3_DEPTH", environment, 16, 1024));
   settings->queue_depth = static_cast<uint32_t>(depth);
   const uint64_t default_threads = std::clamp(std::thread::hardware_concurrency() / 8, 1U, 4U);
   CAIRN_TRY_ASSIGN(const uint64_t threads,
-                   NumberIn("CAIRN_S3_THREADS", environment, default_threads, 64));
+                   NumberFrom("CAIRN_S3_THREADS", environment, default_threads, 64));
   settings->io_threads = static_cast<uint32_t>(threads);
   return {};
 }
