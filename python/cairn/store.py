@@ -192,6 +192,7 @@ class Store(Closing):
             metrics, tags, note: of rank 0, recorded with the step (:meth:`step_info`, :meth:`tag`).
             mirror: stores to which a thread of rank 0 copies the step (:class:`cairn.Mirror`).
             tuning: how unchanged chunks are found and new ones stored (:class:`cairn.SaveTuning`).
+            progress: as in :func:`cairn.open`, for this call.
 
         Raises, and leaves the store unchanged:
             Conflict: the step exists.

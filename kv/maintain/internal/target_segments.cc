@@ -170,6 +170,14 @@ Result<void> FinishedSegments::TakeEpoch() {
 }
 
 Result<void> FinishedSegments::AnnounceLocked(bool takes_epoch) {
+  // The first thread that fails knows why; the state only knows that no more can be committed.
+  if (failure_) return Fail(*failure_);
+  Result<void> announced = AnnounceAll(takes_epoch);
+  if (!announced && target_.outcome_unknown) failure_ = announced.error();
+  return announced;
+}
+
+Result<void> FinishedSegments::AnnounceAll(bool takes_epoch) {
   LocalFiles* const files = target_.storage->local_files();
   // Before the first segment, a store has no folder for them.
   if (files != nullptr && !segments_.empty()) {

@@ -107,12 +107,14 @@ class FinishedSegments {
   };
   bool IsDue(Clock::time_point now) const CAIRN_REQUIRES(mutex_);
   Result<void> AnnounceLocked(bool takes_epoch = false) CAIRN_REQUIRES(mutex_);
+  Result<void> AnnounceAll(bool takes_epoch) CAIRN_REQUIRES(mutex_);
 
   StoreState& target_;
   const CopyOptions& options_;
   mutable Mutex mutex_;  // locked before the mutexes of target_
   std::map<uint64_t, Finished> segments_ CAIRN_GUARDED_BY(mutex_);
   uint64_t announcement_count_ CAIRN_GUARDED_BY(mutex_) = 0;
+  std::optional<Error> failure_ CAIRN_GUARDED_BY(mutex_);  // of which the outcome is unknown
 };
 
 }  // namespace cairn::kv::internal

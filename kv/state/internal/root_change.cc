@@ -10,11 +10,14 @@
 #include <chrono>
 #include <iterator>
 #include <map>
+#include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
 #include <utility>
 
+#include "kv/base/catch_exhaustion.h"
 #include "kv/io/internal/free_space.h"
 #include "kv/root/internal/kv_records.h"
 #include "kv/root/internal/lease.h"
@@ -377,18 +380,27 @@ Result<void> CommitChangeOnce(StoreState& state, std::span<const uint64_t> remov
       next, actions.removes_waiting ? current->root.created_unix_ns  // not what is announced
                                     : GraceLimitNs(state, next.created_unix_ns));
 
-  CommitOutcome outcome = CommitRoot(*state.storage, next);
+  // Allocated before: once the root is committed, the state has it.
+  const auto committed =
+      std::make_shared<CommittedRoot>(CommittedRoot{.root = {}, .steps = std::move(written.steps)});
+  CommitOutcome outcome;
+  const Result<void> asked = CatchExhaustion("a commit", [&]() -> Result<void> {
+    outcome = CommitRoot(*state.storage, next);
+    return {};
+  });
+  // The root may have been put before memory ran out.
+  if (!asked) outcome = {.state = CommitOutcome::State::kUnknown, .error = asked.error()};
   if (outcome.state != CommitOutcome::State::kCommitted) {
     NoteFailure(state, outcome);
     return Fail(std::move(outcome.error));
   }
+  committed->root = std::move(next);
   {
     const MutexLock lock(state.mutex);
-    state.root = std::make_shared<const CommittedRoot>(
-        CommittedRoot{.root = std::move(next), .steps = std::move(written.steps)});
+    state.root = committed;
     state.latest = nullptr;
   }
-  FinishCommit(state, current->root.number + 1, expired, actions.committed);
+  CleanUp([&] { FinishCommit(state, current->root.number + 1, expired, actions.committed); });
   return {};
 }
 
@@ -477,6 +489,7 @@ std::optional<std::string> FreeSpaceForSave(StoreState& state, uint64_t& seen) {
 }
 
 std::optional<std::string> FreeSpaceForCommit(StoreState& state, uint64_t& seen) {
+  if (state.outcome_unknown) return "";  // no commit can be repeated
   if (state.writable) {
     RemoveWaiting(state);
     const uint64_t count = state.removal_count;

@@ -133,9 +133,11 @@ class MirroredSaves:
         return True
 
     def _wait(self, wait: Callable[[float | None], bool], timeout: float | None) -> bool:
+        if self._pid != os.getpid() or not self._chains:
+            return wait(timeout)
         from cairn._base.progress import is_followed
 
-        if self._pid != os.getpid() or not self._chains or not is_followed():
+        if not is_followed():
             return wait(timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
