@@ -384,12 +384,14 @@ Result<void> CommitChangeOnce(StoreState& state, std::span<const uint64_t> remov
   const auto committed =
       std::make_shared<CommittedRoot>(CommittedRoot{.root = {}, .steps = std::move(written.steps)});
   CommitOutcome outcome;
-  const Result<void> asked = CatchExhaustion("a commit", [&]() -> Result<void> {
+  Result<void> asked = CatchExhaustion("a commit", [&]() -> Result<void> {
     outcome = CommitRoot(*state.storage, next);
     return {};
   });
   // The root may have been put before memory ran out.
-  if (!asked) outcome = {.state = CommitOutcome::State::kUnknown, .error = asked.error()};
+  if (!asked) {
+    outcome = {.state = CommitOutcome::State::kUnknown, .error = std::move(asked).error()};
+  }
   if (outcome.state != CommitOutcome::State::kCommitted) {
     NoteFailure(state, outcome);
     return Fail(std::move(outcome.error));
