@@ -341,9 +341,17 @@ class Store(Closing):
         """
         conversion = conversion_of(rename, None, cast, takes_stored=skip_damaged)
         options = LoadOptions(
-            strict, pattern_list(keys), clean_prefix(prefix), ignore_frozen, allow_pickle,
-            device, read_once, skip_damaged, strip_wrappers, conversion,
-        )  # fmt: skip
+            strict=strict,
+            patterns=pattern_list(keys),
+            prefix=clean_prefix(prefix),
+            ignore_frozen=ignore_frozen,
+            allow_pickle=allow_pickle,
+            device=device,
+            read_once=read_once,
+            skip_damaged=skip_damaged,
+            strip_wrappers=strip_wrappers,
+            conversion=conversion,
+        )
         return load(self.opened, state, step, options)
 
     @watched("reading")
@@ -630,9 +638,13 @@ class Store(Closing):
                 process has changed nothing; or as for :meth:`Store.load`.
         """
         options = LoadOptions(
-            strict, pattern_list(keys), clean_prefix(prefix), ignore_frozen, allow_pickle,
+            strict=strict,
+            patterns=pattern_list(keys),
+            prefix=clean_prefix(prefix),
+            ignore_frozen=ignore_frozen,
+            allow_pickle=allow_pickle,
             strip_wrappers=strip_wrappers,
-        )  # fmt: skip
+        )
         return pull(self.opened, state, since, step, options)
 
     @watched("checking")
@@ -664,9 +676,12 @@ class Store(Closing):
         from cairn._check import check
 
         options = LoadOptions(
-            True, pattern_list(keys), clean_prefix(prefix), ignore_frozen, allow_pickle,
+            patterns=pattern_list(keys),
+            prefix=clean_prefix(prefix),
+            ignore_frozen=ignore_frozen,
+            allow_pickle=allow_pickle,
             strip_wrappers=strip_wrappers,
-        )  # fmt: skip
+        )
         return check(self.opened, state, step, options)
 
     @watched("checking")
