@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Builds dist/cairn-VERSION-cp311-abi3-manylinux_*.whl: the package, the programs, and the libraries
-# that they need. Sets up what is missing first.
+# that they need; and dist/cairn_reader-VERSION-py3-none-any.whl, the reader in pure Python. Sets up
+# what is missing first.
 #
-#   tools/build-wheel.sh [DIR]     writes the wheel to DIR (default dist/)
+#   tools/build-wheel.sh [DIR]     writes the wheels to DIR (default dist/)
 #
 # Complete output: build-wheel/build.log.
 set -euo pipefail
@@ -30,5 +31,8 @@ Logged .venv/bin/python -m pip wheel --disable-pip-version-check --no-deps --no-
 # The symbols that the wheel uses determine the oldest glibc that it runs on: auditwheel finds it.
 rm -f "$dist"/cairn-*.whl
 Logged .venv/bin/python -m auditwheel repair --wheel-dir "$dist" build-wheel/raw/cairn-*.whl
+rm -f "$dist"/cairn_reader-*.whl
+Logged .venv/bin/python -m pip wheel --disable-pip-version-check --no-deps --no-build-isolation \
+  --wheel-dir "$dist" tools/reference_reader
 wheel=$(echo "$dist"/cairn-*.whl)
 echo "build-wheel: $wheel, $(du -h "$wheel" | cut -f 1) (${SECONDS} s)"

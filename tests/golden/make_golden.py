@@ -22,7 +22,7 @@ import cairn
 
 GOLDEN = pathlib.Path(__file__).resolve().parent
 sys.path.append(str(GOLDEN.parents[1] / "tools" / "reference_reader"))
-import cairn_read  # noqa: E402
+import cairn_reader  # noqa: E402
 
 AdvanceClock = ctypes.CDLL(None)._ZN5cairn7testing12AdvanceClockEv
 
@@ -66,7 +66,7 @@ def numbers(count, dtype=torch.float32, seed=0):
 
 def dtypes(maker):
     state = {}
-    for name, _ in cairn_read.DTYPES[1:]:
+    for name, _ in cairn_reader.DTYPES[1:]:
         dtype = getattr(torch, name, None)
         if dtype is not None:
             size = torch.empty(0, dtype=dtype).element_size()
@@ -225,7 +225,7 @@ def main():
         # Older roots would be most of the bytes.
         for root in sorted((path / "roots").iterdir())[2:]:
             root.unlink()
-        reader = cairn_read.Store(path)
+        reader = cairn_reader.Store(path)
         for step, content in maker.contents.items():
             names = reader.step(step).keys()
             content["leaves"] = dict(zip(names, content["leaves"], strict=True))

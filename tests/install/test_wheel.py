@@ -45,7 +45,7 @@ def wheel(tmp_path_factory) -> Path:
         return Path(built).resolve()
     dist = tmp_path_factory.mktemp("dist")
     run(ROOT / "tools/build-wheel.sh", dist)
-    (path,) = dist.glob("*.whl")
+    (path,) = dist.glob("cairn-*.whl")
     return path
 
 

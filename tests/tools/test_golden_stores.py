@@ -13,7 +13,7 @@ import cairn
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path += [str(ROOT / "tests" / "golden"), str(ROOT / "tools" / "reference_reader")]
-import cairn_read  # noqa: E402
+import cairn_reader  # noqa: E402
 from contents import found_by_cairn, found_by_reader  # noqa: E402
 
 STORES = sorted(path.with_suffix("") for path in (ROOT / "tests" / "golden").glob("*.json"))
@@ -41,7 +41,7 @@ def test_both_readers_find_what_the_json_states(golden):
 
     assert found(golden) == expected
 
-    store = cairn_read.Store(golden)
+    store = cairn_reader.Store(golden)
     assert [str(error) for error in store.verify()] == []
     assert {step: found_by_reader(store, step) for step in store.entries} == expected
 
@@ -70,7 +70,7 @@ def test_a_golden_store_is_small():
 
 def features_of(path):
     """What a reader must understand to read the store."""
-    store = cairn_read.Store(path)
+    store = cairn_reader.Store(path)
     if len(store.root.pages or []) > 1:
         yield "pages"
     for number, entry in store.entries.items():
@@ -83,29 +83,29 @@ def features_of(path):
             yield "escapes"
         if step.applications():
             yield "applications"
-        for key, _ in step.scan(cairn_read.TENSORS):
-            record = step.tensor_record(key[1:-1].decode(*cairn_read.UTF8))
+        for key, _ in step.scan(cairn_reader.TENSORS):
+            record = step.tensor_record(key[1:-1].decode(*cairn_reader.UTF8))
             yield "hidden" if record.hidden else "alias" if record.alias_of else record.dtype_name
             for _, chunk in step.chunks(record):
                 if chunk.deltas:
                     yield "deltas" if chunk.extents else "compressed"
                 if len(chunk.extents) > 1:
                     yield "extents"
-                if chunk.page != cairn_read.PAGE:
+                if chunk.page != cairn_reader.PAGE:
                     yield f"pages of {chunk.page}"
                 if chunk.statistics:
                     yield "statistics"
-        for _, data in step.scan(cairn_read.VALUES):
-            if cairn_read.parse(data, "ValueRecord").chunked_bytes:
+        for _, data in step.scan(cairn_reader.VALUES):
+            if cairn_reader.parse(data, "ValueRecord").chunked_bytes:
                 yield "long values"
-        for key, _ in step.scan(cairn_read.SEGMENTS):
+        for key, _ in step.scan(cairn_reader.SEGMENTS):
             _, record = step.segment(int.from_bytes(key[1:], "big"))
             if record.step == 0:
                 yield "compaction"
 
 
 def parsed(step):
-    return cairn_read.parse(step.records[cairn_read.STRUCTURES], "StructureRecord")
+    return cairn_reader.parse(step.records[cairn_reader.STRUCTURES], "StructureRecord")
 
 
 def test_each_feature_is_in_a_golden_store():

@@ -17,13 +17,16 @@ from types import SimpleNamespace
 
 import numpy
 import pytest
+import safetensors
 import torch
 
 import cairn
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tools" / "reference_reader"))
-import cairn_read  # noqa: E402
+import cairn_reader  # noqa: E402
+from cairn_reader.__main__ import main as run_reader  # noqa: E402
+from cairn_reader.safetensors import NAMES as NAMES_OF_SAFETENSORS  # noqa: E402
 
 GOLDEN = ROOT / "tests" / "golden"
 
@@ -52,7 +55,7 @@ def assert_same(found, expected, where="state"):
         assert struct.pack("<d", found) == struct.pack("<d", expected), where
     elif isinstance(expected, complex):
         assert repr(found) == repr(expected), where
-    elif isinstance(found, cairn_read.Pickle):
+    elif isinstance(found, cairn_reader.Pickle):
         assert pickle.loads(found) == expected, where
     else:
         assert type(found) is type(expected) and found == expected, where
@@ -60,7 +63,7 @@ def assert_same(found, expected, where="state"):
 
 def assert_reader_agrees(path, dump, allow_pickle=False):
     """Steps, keys and contents are those that Cairn reads, and nothing is damaged."""
-    store = cairn_read.Store(path)
+    store = cairn_reader.Store(path)
     assert [str(error) for error in store.verify()] == []
     shown = dump("steps", path, "--json", status=0).json()["steps"]
     assert [row["step"] for row in shown] == list(store.entries)
@@ -86,7 +89,7 @@ def every_dtype():
     """A tensor of random bytes of each dtype of torch that Cairn stores, and arrays of numpy."""
     generator = numpy.random.default_rng(1)
     state = {}
-    for name, _ in cairn_read.DTYPES[1:]:
+    for name, _ in cairn_reader.DTYPES[1:]:
         dtype = getattr(torch, name, None)
         if dtype is None:
             continue
@@ -192,7 +195,7 @@ def test_reads_every_feature(features, dump):
 
 def test_agrees_on_the_latest_step(tmp_path):
     def latest():
-        return cairn_read.Store(tmp_path / "s").latest()
+        return cairn_reader.Store(tmp_path / "s").latest()
 
     with cairn.open(tmp_path / "s", mode="a") as store:
         for step in (10, 20, 30):
@@ -219,19 +222,19 @@ def test_reads_a_compacted_store(features, dump, tmp_path):
 
 
 def test_ignores_further_bytes_of_a_usage(features):
-    store = cairn_read.Store(features)
+    store = cairn_reader.Store(features)
     entry = store.entries[61]
-    step = cairn_read.Step(store, entry)
-    (key, data), *_ = step.scan(cairn_read.USAGE)
+    step = cairn_reader.Step(store, entry)
+    (key, data), *_ = step.scan(cairn_reader.USAGE)
     step.records[key] = data + b"newer"
     uses = {int.from_bytes(k[1:], "big"): struct.unpack_from("<Q", v)[0]
-            for k, v in step.scan(cairn_read.USAGE)}  # fmt: skip
-    cairn_read.Verification.verify_uses(SimpleNamespace(segments={}), step, uses)
+            for k, v in step.scan(cairn_reader.USAGE)}  # fmt: skip
+    cairn_reader.Verification.verify_uses(SimpleNamespace(segments={}), step, uses)
 
 
 def test_slices_are_parts_of_tensors(features):
     generator = random.Random(3)
-    store = cairn_read.Store(features)
+    store = cairn_reader.Store(features)
     for number, key in (
         (23, "p"),
         (30, "z"),
@@ -250,15 +253,19 @@ def test_slices_are_parts_of_tensors(features):
 
 
 def test_ties_share_memory(features):
-    state = cairn_read.Store(features).step("containers").state()
+    state = cairn_reader.Store(features).step("containers").state()
     assert numpy.shares_memory(state["tied"]["all"], state["tied"]["strided"])
     assert numpy.shares_memory(state["hidden"]["a"], state["hidden"]["b"])
 
 
 def test_command_line(features, capsys):
     def run(*words, status=0):
-        assert cairn_read.main([str(word) for word in words]) == status
+        assert run_reader([*map(str, words), "--json"]) == status
         return json.loads(capsys.readouterr().out)
+
+    def text(*words):
+        run_reader([*map(str, words)])
+        return "".join(capsys.readouterr())
 
     steps = run(features)
     assert [step["step"] for step in steps][:4] == [1, 2, 3, 4]
@@ -270,8 +277,39 @@ def test_command_line(features, capsys):
     values = {row["key"]: row.get("value") for row in run(f"{features}@2")}
     assert values["keys.\ud800"] == "12" and values["values.8"] == str(-(2**200))
     assert run(f"{features}@2", "--key", "values.9") == {"type": "int", "value": hex(2**20_000)}
-    assert "no step" in run(f"{features}@77", status=1)["errors"][0]
     assert run(features, "--verify") == {"steps": len(steps), "errors": []}
+    assert text(f"{features}@77") == "cairn_reader: there is no step '77'\n"
+    assert "s3://bucket/store: this reader" in text("s3://bucket/store@4")
+    assert text(features, "--verify").endswith(f"{len(steps)} steps, 0 errors\n")
+    _, first, second, *_ = text(features).splitlines()
+    assert first.split()[0] == "1" and second.endswith("containers  a note")
+    rows = [line.split(maxsplit=2) for line in text(f"{features}@23").splitlines()]
+    assert rows[:2] == [["KEY", "TYPE", "SHAPE OR VALUE"], ["p", "float32", "[5, 70000]"]]
+    assert "keys.\\ud800" in text(f"{features}@2")  # no character that a terminal may obey
+
+
+def test_writes_safetensors(tmp_path, admin):
+    """The file has the tensors that kv-admin writes, bit for bit, of every dtype of the format."""
+    dtypes = [
+        getattr(torch, name) for name in NAMES_OF_SAFETENSORS if name != "float4_e2m1fn_x2"
+    ]  # fmt: skip
+    tensors = {f"m.{dtype}": torch.arange(6).to(dtype).reshape(2, 3) for dtype in dtypes}
+    tensors["m.empty"], tensors["m.number"] = torch.zeros(0, 3), torch.tensor(2.5)
+    tensors["m.four"] = torch.arange(6, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+    tensors["m.part"] = tensors["m.torch.float32"].T  # memory of another tensor
+    path, own, other = tmp_path / "s", tmp_path / "own", tmp_path / "other.safetensors"
+    with cairn.open(path, "a") as store:
+        store.save(1, tensors | {"m.value": 3, "rest": torch.zeros(4, dtype=torch.complex128)})
+    own.write_text("an older file")
+    words = [f"{path}@1", "--safetensors", str(own)]
+    assert run_reader(words) == 1 and own.read_text() == "an older file"  # complex128
+    assert run_reader([*words, "--prefix", "none"]) == 1
+    assert run_reader([*words, "--prefix", "m."]) == 0
+    admin("export", f"{path}@1", other, "m", status=0)
+    found, expected = (safetensors.deserialize(file.read_bytes()) for file in (own, other))
+    assert {f"m.{name}": tensor for name, tensor in found} == dict(expected)
+    assert len(found) == len(tensors)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["other.safetensors", "own", "s"]
 
 
 # ---- Damage and hostile input
@@ -296,8 +334,8 @@ HARMLESS = ("hint", "leases/")
 def is_damaged(path):
     """Whether the reference reader finds damage."""
     try:
-        return bool(cairn_read.Store(path).verify())
-    except cairn_read.FormatError:
+        return bool(cairn_reader.Store(path).verify())
+    except cairn_reader.FormatError:
         return True
 
 
@@ -342,8 +380,8 @@ def test_finds_a_changed_bit_in_each_byte_of_a_table():
     for i in range(len(content)):
         damaged = bytearray(content)
         damaged[i] ^= 1 << i % 8
-        with pytest.raises(cairn_read.FormatError), cairn_read.within("table"):
-            cairn_read.read_table(bytes(damaged))
+        with pytest.raises(cairn_reader.FormatError), cairn_reader.within("table"):
+            cairn_reader.read_table(bytes(damaged))
 
 
 @pytest.mark.slow
@@ -376,24 +414,24 @@ def test_unknown_kinds_of_digests_are_refused_by_name(tmp_path):
     for file, kind_at, covered in ((segment, -68, slice(-80, -8)), (root, 5, slice(0, -8))):
         content = bytearray(file.read_bytes())
         content[kind_at] = 9
-        content[-8:] = cairn_read.digest64(content[covered]).to_bytes(8, "little")
+        content[-8:] = cairn_reader.digest64(content[covered]).to_bytes(8, "little")
         file.write_bytes(content)
-        with pytest.raises(cairn_read.FormatError, match="kind 9"):
-            for error in cairn_read.Store(path).verify():
+        with pytest.raises(cairn_reader.FormatError, match="kind 9"):
+            for error in cairn_reader.Store(path).verify():
                 raise error
     table = struct.pack("<7H2xiB3x", 14, 5, 0, 0, 0, 0, 4, 16, 9)  # with its vtable
-    with pytest.raises(cairn_read.FormatError, match="kind 9"):
-        cairn_read.FlatBuffer(table).table(16, "TableRef")
+    with pytest.raises(cairn_reader.FormatError, match="kind 9"):
+        cairn_reader.FlatBuffer(table).table(16, "TableRef")
 
 
 def test_notices_a_lost_newest_root(tmp_path):
     path = tmp_path / "store"
     small_store(path)
     min((path / "roots").iterdir()).unlink()  # the highest number is the lowest name
-    with pytest.raises(cairn_read.FormatError, match="the newest root is lost"):
-        cairn_read.Store(path)
+    with pytest.raises(cairn_reader.FormatError, match="the newest root is lost"):
+        cairn_reader.Store(path)
     (path / "hint").unlink()
-    cairn_read.Store(path)
+    cairn_reader.Store(path)
 
 
 def test_an_interrupted_rebuild_is_noticed(tmp_path, admin):
@@ -404,11 +442,11 @@ def test_an_interrupted_rebuild_is_noticed(tmp_path, admin):
     newest.write_bytes(kept[:-1])
     admin("rebuild", path, status=0)
     newest.write_bytes(kept)
-    cairn_read.Store(path)
+    cairn_reader.Store(path)
     min((path / "roots").iterdir()).unlink()  # the second root of the rebuild
     (path / "hint").unlink()
-    with pytest.raises(cairn_read.FormatError, match="interrupted rebuild"):
-        cairn_read.Store(path)
+    with pytest.raises(cairn_reader.FormatError, match="interrupted rebuild"):
+        cairn_reader.Store(path)
     with pytest.raises(cairn.Corrupt, match="run the rebuild again"):
         cairn.open(path, "r").steps()
 
@@ -427,49 +465,50 @@ def mutations(data, generator, count):
 def test_hostile_records_and_deltas_raise_only_format_errors(features):
     seed = random.randrange(2**32)
     generator = random.Random(seed)
-    store = cairn_read.Store(features)
+    store = cairn_reader.Store(features)
     for number in (2, 15, 61):
         step = store.step(number)
         records = [(kind, data) for column, kind in (
-            (cairn_read.STEPS, "StepSummary"), (cairn_read.TENSORS, "TensorRecord"),
-            (cairn_read.CHUNKS, "ChunkRecord"), (cairn_read.VALUES, "ValueRecord"),
-            (cairn_read.STRUCTURES, "StructureRecord"), (cairn_read.SEGMENTS, "SegmentRecord"),
+            (cairn_reader.STEPS, "StepSummary"), (cairn_reader.TENSORS, "TensorRecord"),
+            (cairn_reader.CHUNKS, "ChunkRecord"), (cairn_reader.VALUES, "ValueRecord"),
+            (cairn_reader.STRUCTURES, "StructureRecord"), (cairn_reader.SEGMENTS, "SegmentRecord"),
         ) for _, data in list(step.scan(column))[:5]]  # fmt: skip
         for kind, data in records:
             for changed in mutations(data, generator, 50):
-                with contextlib.suppress(cairn_read.FormatError), cairn_read.within(f"seed {seed}"):
-                    cairn_read.parse(changed, kind)
+                with contextlib.suppress(cairn_reader.FormatError):
+                    with cairn_reader.within(f"seed {seed}"):
+                        cairn_reader.parse(changed, kind)
     step = store.step(15)
     for key in ("u1", "f4"):
         for _, chunk in step.chunks(step.tensor_record(key)):
             base = bytes(chunk.nbytes)
             for delta in chunk.deltas:
                 for changed in mutations(step.extent_bytes(delta), generator, 30):
-                    with contextlib.suppress(cairn_read.FormatError):
-                        with cairn_read.within(f"seed {seed}"):
-                            cairn_read.apply_delta(changed, base)
+                    with contextlib.suppress(cairn_reader.FormatError):
+                        with cairn_reader.within(f"seed {seed}"):
+                            cairn_reader.apply_delta(changed, base)
 
 
 def step_with(store, number, key, data):
     """A step with another record, and with the digest of its structure if it is that."""
-    step = cairn_read.Step(store, store.entries[number])
+    step = cairn_reader.Step(store, store.entries[number])
     step.records[key] = data
-    if key == cairn_read.STRUCTURES:
-        structure = cairn_read.tree_digest(data)
+    if key == cairn_reader.STRUCTURES:
+        structure = cairn_reader.tree_digest(data)
         step.summary = SimpleNamespace(**{**vars(step.summary), "structure": structure})
     return step
 
 
 def read_everything(step):
     """Calls all that interprets records, and continues after a FormatError."""
-    with contextlib.suppress(cairn_read.FormatError):
+    with contextlib.suppress(cairn_reader.FormatError):
         step.keys()
-    with contextlib.suppress(cairn_read.FormatError):
+    with contextlib.suppress(cairn_reader.FormatError):
         step.applications()
-    for column, read in ((cairn_read.TENSORS, step.tensor), (cairn_read.VALUES, step.value)):
+    for column, read in ((cairn_reader.TENSORS, step.tensor), (cairn_reader.VALUES, step.value)):
         for key, _ in step.scan(column):
-            with contextlib.suppress(cairn_read.FormatError):
-                read(key[1:-1].decode(*cairn_read.UTF8))
+            with contextlib.suppress(cairn_reader.FormatError):
+                read(key[1:-1].decode(*cairn_reader.UTF8))
 
 
 def test_hostile_records_are_read_with_only_format_errors(tmp_path):
@@ -482,7 +521,7 @@ def test_hostile_records_are_read_with_only_format_errors(tmp_path):
              "a": {"b": (torch.ones(2, 3), {})}, "a.b": {"0": 1}}  # fmt: skip
     with cairn.open(tmp_path, "a") as opened:
         opened.save(1, state, tuning=cairn.SaveTuning(records={"r": b"12"}))
-    store = cairn_read.Store(tmp_path)
+    store = cairn_reader.Store(tmp_path)
     for column in (b"\1", b"\2", b"\3", b"\4", b"\x40", b"\xfd"):
         for key, data in list(store.step().scan(column)):
             for changed in mutations(data, generator, 60):
@@ -497,17 +536,17 @@ def test_memory_is_allocated_only_for_bytes_that_exist(features, monkeypatch):
         record.sizes = [2**45]
         record.extent = record.extent._replace(length_bytes=2**47)
 
-    step = cairn_read.Store(features).step(23)
+    step = cairn_reader.Store(features).step(23)
     record = step.tensor_record("small")
     record.shape, record.nbytes = [2**45], 2**47
     monkeypatch.setattr(step, "tensor_record", lambda name: record)
     change_record(monkeypatch, "ChunkRecord", change)
-    with pytest.raises(cairn_read.FormatError, match="an extent is outside"):
+    with pytest.raises(cairn_reader.FormatError, match="an extent is outside"):
         step.tensor("small")
 
 
 def change_record(monkeypatch, changed, change):
-    parse = cairn_read.parse
+    parse = cairn_reader.parse
 
     def parse_changed(data, kind):
         record = parse(data, kind)
@@ -515,7 +554,7 @@ def change_record(monkeypatch, changed, change):
             change(record)
         return record
 
-    monkeypatch.setattr(cairn_read, "parse", parse_changed)
+    monkeypatch.setattr(cairn_reader, "parse", parse_changed)
 
 
 @pytest.mark.parametrize(
@@ -530,22 +569,22 @@ def test_a_structure_has_different_names_and_complete_forms(
 ):
     with cairn.open(tmp_path, "a") as opened:
         opened.save(1, {"a": 1, "b": 2})
-    step = cairn_read.Store(tmp_path).step()
+    step = cairn_reader.Store(tmp_path).step()
     change_record(monkeypatch, "StructureRecord", change)
-    with pytest.raises(cairn_read.FormatError, match=message):
+    with pytest.raises(cairn_reader.FormatError, match=message):
         step.keys()
 
 
 def test_a_file_that_cannot_be_opened_is_a_format_error(tmp_path):
     (tmp_path / "CAIRN").mkdir()
-    with pytest.raises(cairn_read.FormatError, match="CAIRN: .*directory"):
-        cairn_read.Store(tmp_path)
+    with pytest.raises(cairn_reader.FormatError, match="CAIRN: .*directory"):
+        cairn_reader.Store(tmp_path)
 
 
 def test_a_missing_predecessor_is_damage(features, tmp_path):
     path = tmp_path / "store"
     shutil.copytree(features, path)
-    newest = cairn_read.Store(path).root.number
+    newest = cairn_reader.Store(path).root.number
     (path / "roots" / f"{2**64 - newest:016x}.root").unlink()
-    with pytest.raises(cairn_read.FormatError, match="does not exist"):
-        cairn_read.Store(path)
+    with pytest.raises(cairn_reader.FormatError, match="does not exist"):
+        cairn_reader.Store(path)

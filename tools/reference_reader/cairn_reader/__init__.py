@@ -1,32 +1,32 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Reads and verifies stores of Cairn without Cairn: the executable specification of its format.
 
 It was written from docs/format/ and schema/ alone, and each part names its page. It reads a store
-in a directory, on any operating system and byte order, is slow where that is shorter, and prints
-JSON:
+in a directory, on any operating system and byte order, and is slow where that is shorter:
 
-    python cairn_read.py STORE                        the steps
-    python cairn_read.py STORE@STEP                   the keys (STEP: a number, a tag or latest)
-    python cairn_read.py STORE@STEP --key K --slice 0:2,3:
-    python cairn_read.py STORE --verify               every byte; exit status 1 if damaged
+    store = cairn_reader.Store("runs/gpt")
+    store.entries                    # the entries of all steps, by number
+    step = store.step("latest")      # or a number, or a tag
+    step.keys()                      # the kind of each leaf, by its FQN
+    step.read("model.w", numpy.s_[0:2, 3:])
+    step.state()
+    store.verify()                   # the errors in all objects that the store needs
+
+`python -m cairn_reader --help` describes the command line.
 
 A store is treated as hostile input. Whatever does not follow the pages raises FormatError; a length
 is compared with the bytes that exist before memory is allocated; nothing recurses without a limit;
 and a pickle is returned as bytes and never executed.
 """
 
-import argparse
 import bisect
 import collections
 import contextlib
 import functools
-import json
 import math
 import os
 import re
 import struct
-import sys
 from types import SimpleNamespace
 
 import numpy
@@ -980,52 +980,3 @@ def verify_segment(name, record, store):
         check(not any(read(footer_end, size - 80 - footer_end)), "a gap is not zero", footer_end)
         check(pages == count and record.payload_bytes == sum(x.length_bytes for x, _ in extents),
               "the records of chunks do not have all payload", footer_at)
-
-# ---- Command line -------------------------------------------------------------------------------
-
-def parse_slices(text):
-    """"0:2,3:" as slices."""
-    ends = [[int(x) if x else None for x in part.split(":")] for part in text.split(",")]
-    return tuple(slice(begin, end) for begin, end in ends)
-
-def show(value):
-    """A value, or the bytes of a tensor. Python refuses to show long numbers in decimal."""
-    if isinstance(value, (numpy.ndarray, numpy.generic)):
-        return {"dtype": str(value.dtype), "shape": value.shape, "hex": value.tobytes().hex()}
-    is_long = isinstance(value, int) and value.bit_length() > 10_000
-    return {"type": type(value).__name__, "value": hex(value) if is_long else repr(value)}
-
-def report(options):
-    """What the command line asks for."""
-    directory, at, name = options.store.rpartition("@")
-    if not at or os.path.exists(options.store):
-        directory, name = options.store, ""
-    store = Store(directory)
-    if options.verify:
-        return {"steps": len(store.entries), "errors": list(map(str, store.verify()))}
-    if options.key is not None:
-        return show(store.step(name or "latest").read(options.key, options.slice))
-    if name:
-        step = store.step(name)
-        return [{"key": key, **(show(step.value(key)) if kind == VALUE
-                                else vars(step.tensor_record(key)))}
-                for key, kind in step.keys().items()]
-    return [{**vars(entry.summary), "tags": [tag for tag, x in store.tags.items() if x == step]}
-            for step, entry in store.entries.items()]
-
-def main(arguments=None):
-    parser = argparse.ArgumentParser(description="Reads and verifies a store of Cairn.")
-    parser.add_argument("store", metavar="STORE[@STEP]", help="a directory, and a step or tag")
-    parser.add_argument("--key", help="print this tensor or value")
-    parser.add_argument("--slice", type=parse_slices, default=(), help="of a tensor: 0:2,3:")
-    parser.add_argument("--verify", action="store_true", help="print what is damaged")
-    options = parser.parse_args(arguments)
-    try:
-        found = report(options)
-    except FormatError as error:
-        found = {"errors": [str(error)]}
-    print(json.dumps(found, indent=1, default=lambda x: getattr(x, "hex", x.__str__)()))
-    return 1 if isinstance(found, dict) and found.get("errors") else 0
-
-if __name__ == "__main__":
-    sys.exit(main())
