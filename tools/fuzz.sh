@@ -50,15 +50,12 @@ readonly kMaxFileBytes=4096
 
 # Fuzz NAME: runs a fuzzer and prints one line.
 Fuzz() {
-  local name=$1 dir=.cache/fuzz/$1 status=0 options=()
+  local name=$1 dir=.cache/fuzz/$1 status=0
   mkdir -p "$dir/new" "$dir/findings"
-  # Otherwise libFuzzer solves the comparison of a checksum, and forges properties with which RocksDB
-  # ends the process in an assertion (docs/fuzzing.md).
-  if [[ $name == tables ]]; then options+=(-use_cmp=0); fi
   # A decoder exceeds these limits if it does not bound its memory or time by its input.
   "build-fuzz/bin/fuzz_$name" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=2048 \
     -malloc_limit_mb=1024 -max_len=16384 -print_final_stats=1 -artifact_prefix="$dir/findings/" \
-    "${options[@]}" "$dir/new" "tests/fuzz/corpus/$name" >"$dir/log" 2>&1 </dev/null || status=$?
+    "$dir/new" "tests/fuzz/corpus/$name" >"$dir/log" 2>&1 </dev/null || status=$?
   local line
   line=$(awk '/^#[0-9]+.* cov: / {
       for (i = 1; i < NF; ++i) { if ($i == "cov:") edges = $(i + 1); if ($i == "corp:") inputs = $(i + 1) }

@@ -1,17 +1,4 @@
-// The check of the end of a table before RocksDB parses it. RocksDB (7.8) parses the properties
-// block before it verifies the block's checksum, and one flipped bit there ends the process in an
-// assertion. It also allocates the length of the index in the footer, which has no checksum.
-// RocksDB itself checks everything else in a table before use. Format version 5:
-//
-//   ... properties block | meta index block | index block | footer (53 bytes)
-//
-//   footer  checksum type (1), handles of meta index and index (varints, 40 bytes in total),
-//           version (4), magic (8)
-//   block   contents, compression type (1), checksum (4)
-//   entry   bytes shared with the previous key, further key bytes, value bytes (varints), key,
-//           value
-//
-// https://github.com/facebook/rocksdb/wiki/Rocksdb-BlockBasedTable-Format
+// The end of a table, which is read and checked when the table is opened (docs/format/sst.md).
 
 #include "kv/table/internal/table_file.h"
 
@@ -19,8 +6,8 @@
 
 #include <algorithm>
 #include <array>
-#include <optional>
 #include <string_view>
+#include <utility>
 
 #include "kv/base/digest.h"
 #include "schema/little_endian.h"
@@ -44,102 +31,50 @@ Error Damaged(const TableFile& file, std::string what) {
 }
 
 constexpr uint64_t kFooterBytes = 53;
-constexpr uint64_t kBlockTailBytes = 5;
-constexpr uint64_t kMaxMetaBlockBytes = 1 << 20;
 constexpr uint64_t kTableMagic = 0x88e241b785f4cff7;
 constexpr uint32_t kFormatVersion = 5;
 constexpr std::byte kXxh3Blocks{4};
 constexpr std::string_view kPropertiesName = "rocksdb.properties";
 
-struct Handle {
-  uint64_t offset_bytes = 0;
-  uint64_t size_bytes = 0;
+/// Properties without which reading would return wrong records. They and the keys of the properties
+/// ascend.
+constexpr std::pair<std::string_view, std::string_view> kRequiredProperties[] = {
+    {"rocksdb.block.based.table.index.type", {"\2\0\0\0", 4}},
+    {"rocksdb.comparator", "leveldb.BytewiseComparator"},
+    {"rocksdb.deleted.keys", {"\0", 1}},
+    {"rocksdb.external_sst_file.global_seqno", {"\0\0\0\0\0\0\0\0", 8}},
+    {"rocksdb.external_sst_file.version", {"\2\0\0\0", 4}},
+    {"rocksdb.filter.size", {"\0", 1}},
+    {"rocksdb.index.key.is.user.key", "\1"},
+    {"rocksdb.index.value.is.delta.encoded", "\1"},
+    {"rocksdb.merge.operands", {"\0", 1}},
+    {"rocksdb.num.range-deletions", {"\0", 1}},
 };
 
-/// Removes a LEB128 number from the front and returns it.
-std::optional<uint64_t> TakeVarint(std::span<const std::byte>& bytes) {
-  uint64_t value = 0;
-  for (unsigned shift = 0; shift < 64 && !bytes.empty(); shift += 7) {
-    const auto byte = std::to_integer<uint64_t>(bytes.front());
-    bytes = bytes.subspan(1);
-    value |= (byte & 0x7f) << shift;
-    if (byte < 0x80) return value;
-  }
-  return std::nullopt;
+std::string_view ToText(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-std::optional<Handle> TakeHandle(std::span<const std::byte>& bytes) {
-  const auto offset_bytes = TakeVarint(bytes);
-  const auto size_bytes = TakeVarint(bytes);
-  if (!offset_bytes || !size_bytes) return std::nullopt;
-  return Handle{*offset_bytes, *size_bytes};
-}
-
-/// Reads the contents of a block. Nothing: it is not in the file, or its checksum is wrong.
-std::optional<std::vector<std::byte>> ReadMetaBlock(const TableFile& file, const Handle& handle) {
-  const uint64_t limit = file.size_bytes() - kFooterBytes;
-  if (handle.size_bytes > kMaxMetaBlockBytes || handle.size_bytes + kBlockTailBytes > limit ||
-      handle.offset_bytes > limit - handle.size_bytes - kBlockTailBytes) {
-    return std::nullopt;
-  }
-  std::vector<std::byte> bytes(handle.size_bytes + kBlockTailBytes);
-  if (!file.ReadAt(handle.offset_bytes, bytes)) return std::nullopt;
-  // RocksDB mixes the compression type, the last byte that the checksum covers, into the hash of
-  // the bytes before it.
-  const auto type = std::to_integer<uint32_t>(bytes[handle.size_bytes]);
-  const auto stored = schema::GetLittleEndian<uint32_t>(bytes, handle.size_bytes + 1);
-  bytes.resize(handle.size_bytes);
-  if ((static_cast<uint32_t>(Checksum64(bytes)) ^ (type * 0x6b9083d9u)) != stored) {
-    return std::nullopt;
-  }
-  return bytes;
-}
-
-/// Returns the handle of the properties block in the meta index.
-std::optional<Handle> FindProperties(std::span<const std::byte> meta_index) {
-  while (!meta_index.empty()) {
-    const auto shared = TakeVarint(meta_index);
-    const auto key_bytes = TakeVarint(meta_index);
-    const auto value_bytes = TakeVarint(meta_index);
-    // The entries of a meta index share no key prefixes.
-    if (!shared || *shared != 0 || !key_bytes || !value_bytes || *key_bytes > meta_index.size() ||
-        *value_bytes > meta_index.size() - *key_bytes) {
-      return std::nullopt;
+/// Returns whether the metaindex has the properties and nothing else, and these have the values
+/// above.
+bool HasSoundProperties(const TableFile& file, const BlockHandle& meta_index) {
+  TableBlock block;
+  if (!file.ReadBlock(meta_index, block)) return false;
+  BlockCursor cursor(BlockCursor::Kind::kOther);
+  cursor.Open(block.contents);
+  if (!cursor.Next() || cursor.key() != kPropertiesName) return false;
+  std::span<const std::byte> value = cursor.value();
+  const auto properties = TakeHandle(value);
+  if (!properties || cursor.Next() || !file.ReadBlock(*properties, block)) return false;
+  cursor.Open(block.contents);
+  for (const auto& [key, expected] : kRequiredProperties) {
+    while (cursor.Next() && cursor.key() < key) {
     }
-    const std::string_view key(reinterpret_cast<const char*>(meta_index.data()), *key_bytes);
-    auto value = meta_index.subspan(*key_bytes, *value_bytes);
-    if (key == kPropertiesName) return TakeHandle(value);
-    meta_index = meta_index.subspan(*key_bytes + *value_bytes);
+    if (cursor.is_damaged() || cursor.key() != key || ToText(cursor.value()) != expected) {
+      return false;
+    }
   }
-  return std::nullopt;
-}
-
-/// Returns whether the footer, the meta index block and the properties block are valid and as in
-/// the tables of this project (format version 5, XXH3), and the index is inside the file.
-bool HasSoundFooter(const TableFile& file) {
-  using schema::GetLittleEndian;
-  if (file.size_bytes() < kFooterBytes + kBlockTailBytes) return false;
-  std::array<std::byte, kFooterBytes> bytes;
-  if (!file.ReadAt(file.size_bytes() - kFooterBytes, bytes)) return false;
-  if (GetLittleEndian<uint64_t>(bytes, kFooterBytes - 8) != kTableMagic ||
-      GetLittleEndian<uint32_t>(bytes, kFooterBytes - 12) != kFormatVersion ||
-      bytes[0] != kXxh3Blocks) {
-    return false;
-  }
-  std::span<const std::byte> handles = std::span(bytes).subspan(1);
-  const auto meta_index_handle = TakeHandle(handles);
-  const auto index_handle = TakeHandle(handles);
-  if (!meta_index_handle || !index_handle) return false;
-  // The footer has no checksum, and RocksDB allocates the length of the index that it reads there.
-  const uint64_t limit = file.size_bytes() - kFooterBytes - kBlockTailBytes;
-  if (index_handle->size_bytes > limit ||
-      index_handle->offset_bytes > limit - index_handle->size_bytes) {
-    return false;
-  }
-  const auto meta_index = ReadMetaBlock(file, *meta_index_handle);
-  if (!meta_index) return false;
-  const auto properties = FindProperties(*meta_index);
-  return properties && ReadMetaBlock(file, *properties).has_value();
+  return true;
 }
 
 }  // namespace
@@ -212,10 +147,30 @@ Result<TableFile> TableFile::Open(std::shared_ptr<Storage> storage, const TableI
                                        kMaxRemoteTailBytes)));
     file.windows_ = std::make_unique<WindowReader>(file.tail_offset_bytes_);
   }
-  if (!HasSoundFooter(file)) {
+  if (!file.ReadFooter()) {
     return Fail(Damaged(file, "the footer or the properties of the table are damaged"));
   }
   return file;
+}
+
+bool TableFile::ReadFooter() {
+  using schema::GetLittleEndian;
+  std::array<std::byte, kFooterBytes> bytes;
+  if (size_bytes() < bytes.size() || !ReadAt(size_bytes() - bytes.size(), bytes) ||
+      GetLittleEndian<uint64_t>(bytes, kFooterBytes - 8) != kTableMagic ||
+      GetLittleEndian<uint32_t>(bytes, kFooterBytes - 12) != kFormatVersion ||
+      bytes[0] != kXxh3Blocks) {
+    return false;
+  }
+  auto handles = std::span<const std::byte>(bytes).first(kFooterBytes - 12).subspan(1);
+  const auto meta_index = TakeHandle(handles);
+  const auto index = TakeHandle(handles);
+  if (!meta_index || !index || !Contains(*index) || !HasSoundProperties(*this, *meta_index) ||
+      std::ranges::any_of(handles, [](std::byte byte) { return byte != std::byte{0}; })) {
+    return false;
+  }
+  index_ = *index;
+  return true;
 }
 
 Result<void> TableFile::LoadTail(uint64_t tail_bytes) {
@@ -233,6 +188,30 @@ Result<void> TableFile::ReadAt(uint64_t offset_bytes, std::span<std::byte> targe
   }
   if (windows_ != nullptr) return windows_->ReadAt(object_, offset_bytes, target);
   return object_.ReadAt(offset_bytes, target);
+}
+
+bool TableFile::Contains(const BlockHandle& handle) const {
+  const uint64_t limit = size_bytes() - kFooterBytes;
+  return handle.offset_bytes <= limit && handle.length_bytes <= limit - handle.offset_bytes &&
+         kBlockTrailerBytes <= limit - handle.offset_bytes - handle.length_bytes;
+}
+
+Result<void> TableFile::ReadBlock(const BlockHandle& handle, TableBlock& block) const {
+  if (!Contains(handle)) {
+    return Fail(DamagedBlock("a block is not in the file", handle.offset_bytes));
+  }
+  BlockMemory memory;
+  const auto stored = memory.Resize(handle.length_bytes + kBlockTrailerBytes);
+  CAIRN_TRY(ReadAt(handle.offset_bytes, stored));
+  const auto contents = DecodeBlock(stored, block.memory);
+  if (!contents) return Fail(DamagedBlock(contents.error(), handle.offset_bytes));
+  block.contents = *contents;
+  if (contents->data() == stored.data()) block.memory = std::move(memory);
+  return {};
+}
+
+Error TableFile::DamagedBlock(const char* what, uint64_t offset_bytes) const {
+  return Damaged(*this, std::string("cannot read the table: ") + what).WithOffset(offset_bytes);
 }
 
 Result<void> TableFile::VerifyDigest(uint64_t digest) const {

@@ -1,5 +1,5 @@
 #pragma once
-/// The file of a table, checked so far that RocksDB can parse it.
+/// The file of a table: its end, and reads of its blocks.
 
 #include <cstddef>
 #include <cstdint>
@@ -13,6 +13,7 @@
 #include "kv/base/recently_used.h"
 #include "kv/storage/internal/object_names.h"
 #include "kv/storage/internal/object_reader.h"
+#include "kv/table/internal/table_block.h"
 
 namespace cairn::kv::internal {
 
@@ -55,6 +56,12 @@ class WindowReader {
   uint64_t read_count_ CAIRN_GUARDED_BY(mutex_) = 0;  // windows of the last read
 };
 
+/// A block, decompressed.
+struct TableBlock {
+  BlockMemory memory;
+  std::span<const std::byte> contents;
+};
+
 /// Keeps the end of the file in memory: 64 KiB, or, in a storage without files, 1/64 of the table,
 /// at least 512 KiB and at most 1 MiB. Opening a table reads it in one request, and a table that is
 /// not larger is not read again. In a storage without files, also keeps what was read lately, at
@@ -69,17 +76,28 @@ class TableFile {
   /// For error messages.
   const std::string& path() const { return path_; }
   uint64_t size_bytes() const { return object_.size_bytes(); }
+  /// The block with the top of the index, as the footer states it.
+  const BlockHandle& index() const { return index_; }
   /// Fills `target`. kDataLoss: the file ends before the range does.
   Result<void> ReadAt(uint64_t offset_bytes, std::span<std::byte> target) const;
+  /// Returns whether the block and its trailer end before the footer.
+  bool Contains(const BlockHandle& handle) const;
+  /// Reads and checks one block. kDataLoss: it is damaged.
+  Result<void> ReadBlock(const BlockHandle& handle, TableBlock& block) const;
+  /// Returns the error for a block that is damaged.
+  Error DamagedBlock(const char* what, uint64_t offset_bytes) const;
   /// Reads the complete file again and compares its XXH3-64 with `digest`. kDataLoss: they differ.
   Result<void> VerifyDigest(uint64_t digest) const;
 
  private:
   explicit TableFile(ObjectReader object) : object_(std::move(object)), path_(object_.path()) {}
   Result<void> LoadTail(uint64_t tail_bytes);
+  /// Sets index_. False: the footer, the metaindex or the properties are damaged.
+  bool ReadFooter();
 
   ObjectReader object_;
   std::string path_;
+  BlockHandle index_;
   uint64_t tail_offset_bytes_ = 0;
   std::unique_ptr<std::byte[]> tail_;
   std::unique_ptr<WindowReader> windows_;  // null: objects are files

@@ -1,7 +1,6 @@
 #include "kv/table/internal/table_file_system.h"
 
 #include <fmt/format.h>
-#include <rocksdb/cache.h>
 #include <rocksdb/comparator.h>
 #include <rocksdb/flush_block_policy.h>
 #include <rocksdb/table.h>
@@ -14,32 +13,6 @@ namespace {
 
 using rocksdb::IOStatus;
 using Debug = rocksdb::IODebugContext;
-
-/// Opens tables without reading their index, which RocksDB's own factory reads completely although
-/// a lookup needs two blocks of it: 340 KB for a million chunks.
-class LazyIndexFactory final : public rocksdb::TableFactory {
- public:
-  explicit LazyIndexFactory(const rocksdb::BlockBasedTableOptions& options)
-      : blocks_(rocksdb::NewBlockBasedTableFactory(options)) {}
-  const char* Name() const override { return blocks_->Name(); }
-
-  using rocksdb::TableFactory::NewTableReader;
-  rocksdb::Status NewTableReader(const rocksdb::ReadOptions& options,
-                                 const rocksdb::TableReaderOptions& table_options,
-                                 std::unique_ptr<rocksdb::RandomAccessFileReader>&& file,
-                                 uint64_t file_bytes, std::unique_ptr<rocksdb::TableReader>* table,
-                                 bool /*prefetch_index*/) const override {
-    return blocks_->NewTableReader(options, table_options, std::move(file), file_bytes, table,
-                                   /*prefetch_index_and_filter_in_cache=*/false);
-  }
-  rocksdb::TableBuilder* NewTableBuilder(const rocksdb::TableBuilderOptions& options,
-                                         rocksdb::WritableFileWriter* file) const override {
-    return blocks_->NewTableBuilder(options, file);
-  }
-
- private:
-  const std::unique_ptr<rocksdb::TableFactory> blocks_;
-};
 
 constexpr size_t kTableBlockBytes = 16 << 10;
 
@@ -73,7 +46,7 @@ class LargeRecordsApart final : public rocksdb::FlushBlockPolicyFactory {
 
 /// The order of bytes. Between blocks of different columns, the key in the index follows all keys
 /// of the first column, so that a lookup of a key that the column does not have reads its last
-/// block, and not the first one of the next column. For readers, it is RocksDB's own order.
+/// block, and not the first one of the next column. For RocksDB's readers, it is their own order.
 class ColumnSeparator final : public rocksdb::Comparator {
  public:
   const char* Name() const override { return rocksdb::BytewiseComparator()->Name(); }
@@ -96,9 +69,6 @@ class ColumnSeparator final : public rocksdb::Comparator {
   }
 };
 
-/// Blocks of records and of the index that were read lately, of one table.
-constexpr size_t kBlockCacheBytes = 1 << 20;
-
 IOStatus ToStatus(const Error& error) {
   const std::string text = error.ToString();
   switch (error.code) {
@@ -112,32 +82,6 @@ IOStatus ToStatus(const Error& error) {
       return IOStatus::IOError(text);
   }
 }
-
-class ReadFile final : public rocksdb::FSRandomAccessFile {
- public:
-  explicit ReadFile(const TableFile& file) : file_(file) {}
-
-  IOStatus Read(uint64_t offset_bytes, size_t length_bytes, const rocksdb::IOOptions&,
-                rocksdb::Slice* result, char* scratch, Debug*) const override {
-    const uint64_t left = file_.size_bytes() - std::min(offset_bytes, file_.size_bytes());
-    const auto target =
-        std::as_writable_bytes(std::span(scratch, std::min<uint64_t>(length_bytes, left)));
-    if (const auto read = file_.ReadAt(offset_bytes, target); !read) return ToStatus(read.error());
-    *result = rocksdb::Slice(scratch, target.size());
-    return IOStatus::OK();
-  }
-
-  /// When RocksDB opens a table, it prefetches the end of the file, which TableFile has in memory.
-  /// Scans get no such help, so that RocksDB reads ahead for them in growing pieces.
-  IOStatus Prefetch(uint64_t offset_bytes, size_t length_bytes, const rocksdb::IOOptions&,
-                    Debug*) override {
-    if (offset_bytes + length_bytes >= file_.size_bytes()) return IOStatus::OK();
-    return IOStatus::NotSupported();
-  }
-
- private:
-  const TableFile& file_;
-};
 
 class WriteFile final : public rocksdb::FSWritableFile {
  public:
@@ -159,24 +103,13 @@ class WriteFile final : public rocksdb::FSWritableFile {
 
 class TableFileSystem final : public rocksdb::FileSystemWrapper {
  public:
-  TableFileSystem(const TableFile* file, ObjectWriter* object)
-      : FileSystemWrapper(rocksdb::FileSystem::Default()), file_(file), object_(object) {}
+  explicit TableFileSystem(ObjectWriter& object)
+      : FileSystemWrapper(rocksdb::FileSystem::Default()), object_(object) {}
   const char* Name() const override { return "CairnTableFileSystem"; }
 
-  IOStatus NewRandomAccessFile(const std::string&, const rocksdb::FileOptions&,
-                               std::unique_ptr<rocksdb::FSRandomAccessFile>* result,
-                               Debug*) override {
-    *result = std::make_unique<ReadFile>(*file_);
-    return IOStatus::OK();
-  }
-  IOStatus GetFileSize(const std::string&, const rocksdb::IOOptions&, uint64_t* size_bytes,
-                       Debug*) override {
-    *size_bytes = file_->size_bytes();
-    return IOStatus::OK();
-  }
   IOStatus NewWritableFile(const std::string&, const rocksdb::FileOptions&,
                            std::unique_ptr<rocksdb::FSWritableFile>* result, Debug*) override {
-    *result = std::make_unique<WriteFile>(*object_);
+    *result = std::make_unique<WriteFile>(object_);
     return IOStatus::OK();
   }
   /// RocksDB deletes what it could not finish. The owner of the object discards it.
@@ -185,14 +118,13 @@ class TableFileSystem final : public rocksdb::FileSystemWrapper {
   }
 
  private:
-  const TableFile* const file_;
-  ObjectWriter* const object_;
+  ObjectWriter& object_;
 };
 
 }  // namespace
 
-std::unique_ptr<rocksdb::Env> TableEnvironment(const TableFile* file, ObjectWriter* object) {
-  return rocksdb::NewCompositeEnv(std::make_shared<TableFileSystem>(file, object));
+std::unique_ptr<rocksdb::Env> TableEnvironment(ObjectWriter& object) {
+  return rocksdb::NewCompositeEnv(std::make_shared<TableFileSystem>(object));
 }
 
 rocksdb::Options TableOptions(rocksdb::Env& environment) {
@@ -212,10 +144,11 @@ rocksdb::Options TableOptions(rocksdb::Env& environment) {
   table.index_type = rocksdb::BlockBasedTableOptions::kTwoLevelIndexSearch;
   table.metadata_block_size = 16 << 10;
   table.enable_index_compression = false;
-  table.block_cache = rocksdb::NewLRUCache(kBlockCacheBytes, /*num_shard_bits=*/0);
+  table.no_block_cache = true;  // RocksDB reads no table
   static const ColumnSeparator order;
   options.comparator = &order;
-  options.table_factory = std::make_shared<LazyIndexFactory>(table);
+  options.table_factory =
+      std::shared_ptr<rocksdb::TableFactory>(rocksdb::NewBlockBasedTableFactory(table));
   return options;
 }
 

@@ -1,8 +1,6 @@
 #include "kv/table/internal/table_reader.h"
 
 #include <fmt/format.h>
-#include <rocksdb/iterator.h>
-#include <rocksdb/sst_file_reader.h>
 
 #include <algorithm>
 #include <string>
@@ -13,91 +11,127 @@
 #include "kv/storage/internal/object_names.h"
 #include "kv/storage/storage.h"
 #include "kv/table/internal/table_file.h"
-#include "kv/table/internal/table_file_system.h"
 
 namespace cairn::kv::internal {
 namespace {
 
-constexpr size_t kBulkReadBytes = 512 << 10;
-
-std::string_view ToView(const rocksdb::Slice& slice) { return {slice.data(), slice.size()}; }
+constexpr uint64_t kBulkReadBytes = 512 << 10;
+// What a lookup that has become a scan reads ahead first; then twice as much each time.
+constexpr uint64_t kFirstAheadBytes = 16 << 10;
 
 }  // namespace
 
-/// RocksDB refers to the slice as long as the iterator exists.
-struct TableIterator::Bound {
-  explicit Bound(std::string_view end) : key(end), slice(key) {}
-  const std::string key;
-  const rocksdb::Slice slice;
-};
-
-TableIterator::TableIterator(std::string_view end)
-    : end_(end.empty() ? nullptr : std::make_unique<const Bound>(end)) {}
-TableIterator::~TableIterator() = default;
-
 Result<void> TableIterator::Seek(std::string_view key) {
-  iterator_->Seek({key.data(), key.size()});
-  return CheckStatus();
+  is_valid_ = false;
+  ends_here_ = false;
+  max_ahead_bytes_ = access_ == TableAccess::kBulk ? kBulkReadBytes : 0;
+  partition_.Close();
+  records_.Close();
+  top_.Open(table_.top_.contents);
+  if (top_.Seek(key)) {
+    CAIRN_TRY(OpenPartition());
+    if (partition_.Seek(key)) {
+      CAIRN_TRY(OpenRecords());
+      is_valid_ = records_.Seek(key);
+    }
+  }
+  return Settle();
 }
 
-Result<void> TableIterator::Next() {
-  iterator_->Next();
-  return CheckStatus();
+Result<void> TableIterator::Settle() {
+  while (!is_valid_) {
+    if (records_.is_damaged() || partition_.is_damaged() || top_.is_damaged()) {
+      return Fail(table_.file_.DamagedBlock("a wrong entry", partition_.handle().offset_bytes));
+    }
+    if (ends_here_) return {};
+    if (partition_.Next()) {
+      max_ahead_bytes_ = std::clamp(2 * max_ahead_bytes_, kFirstAheadBytes, kBulkReadBytes);
+      CAIRN_TRY(OpenRecords());
+      is_valid_ = records_.Next();
+    } else if (!partition_.is_damaged()) {
+      if (top_.Next()) {
+        CAIRN_TRY(OpenPartition());
+      } else if (!top_.is_damaged()) {
+        return {};
+      }
+    }
+  }
+  is_valid_ = !ends_here_ || key() < end_;
+  return {};
 }
 
-Result<void> TableIterator::CheckStatus() const {
-  if (iterator_->Valid() || iterator_->status().ok()) return {};
-  return Fail(TableError(iterator_->status(), "cannot read the table", std::string(path_)));
+Result<void> TableIterator::OpenPartition() {
+  CAIRN_TRY_ASSIGN(partition_block_, table_.ReadBlock(top_.handle()));
+  partition_.Open(partition_block_->contents);
+  return {};
 }
 
-bool TableIterator::Valid() const { return iterator_->Valid(); }
-std::string_view TableIterator::key() const { return ToView(iterator_->key()); }
-std::span<const std::byte> TableIterator::value() const {
-  const rocksdb::Slice value = iterator_->value();
-  return std::as_bytes(std::span(value.data(), value.size()));
+Result<void> TableIterator::OpenRecords() {
+  const BlockHandle& handle = partition_.handle();
+  ends_here_ = !end_.empty() && partition_.key() >= end_;
+  if (max_ahead_bytes_ == 0) {
+    CAIRN_TRY_ASSIGN(records_block_, table_.ReadBlock(handle));
+    records_.Open(records_block_->contents);
+    return {};
+  }
+  if (!table_.file_.Contains(handle)) {
+    return Fail(table_.file_.DamagedBlock("a block is not in the file", handle.offset_bytes));
+  }
+  const uint64_t stored_bytes = handle.length_bytes + kBlockTrailerBytes;
+  if (handle.offset_bytes < ahead_offset_bytes_ ||
+      handle.offset_bytes + stored_bytes > ahead_offset_bytes_ + ahead_.size()) {
+    ahead_ = {};
+    const std::span<std::byte> target = ahead_memory_.Resize(ReadAheadBytes());
+    CAIRN_TRY(table_.file_.ReadAt(handle.offset_bytes, target));
+    ahead_ = target;
+    ahead_offset_bytes_ = handle.offset_bytes;
+  }
+  const auto contents = DecodeBlock(
+      ahead_.subspan(handle.offset_bytes - ahead_offset_bytes_, stored_bytes), decompressed_);
+  if (!contents) return Fail(table_.file_.DamagedBlock(contents.error(), handle.offset_bytes));
+  records_.Open(*contents);
+  return {};
 }
 
-struct TableReader::State {
-  State(TableFile table_file, const TableInfo& table_info)
-      : info(table_info),
-        file(std::move(table_file)),
-        environment(TableEnvironment(&file, nullptr)),
-        reader(TableOptions(*environment)) {}
-
-  // In the order of use: each needs the members before it.
-  const TableInfo info;
-  const TableFile file;
-  const std::unique_ptr<rocksdb::Env> environment;
-  rocksdb::SstFileReader reader;
-};
-
-TableReader::TableReader(std::unique_ptr<State> state) : state_(std::move(state)) {}
-TableReader::~TableReader() = default;
+uint64_t TableIterator::ReadAheadBytes() const {
+  BlockCursor last = partition_;
+  const uint64_t begin_bytes = last.handle().offset_bytes;
+  uint64_t end_bytes = begin_bytes + last.handle().length_bytes + kBlockTrailerBytes;
+  while ((end_.empty() || last.key() < end_) && last.Next() &&
+         last.handle().offset_bytes == end_bytes && table_.file_.Contains(last.handle())) {
+    const uint64_t next_end_bytes = end_bytes + last.handle().length_bytes + kBlockTrailerBytes;
+    if (next_end_bytes - begin_bytes > max_ahead_bytes_) break;
+    end_bytes = next_end_bytes;
+  }
+  return end_bytes - begin_bytes;
+}
 
 Result<std::shared_ptr<const TableReader>> TableReader::Open(std::shared_ptr<Storage> storage,
                                                              const TableInfo& info) {
   CAIRN_TRY_ASSIGN(TableFile file, TableFile::Open(std::move(storage), info));
-  auto state = std::make_unique<State>(std::move(file), info);
-  const rocksdb::Status opened = state->reader.Open(state->file.name());
-  if (!opened.ok()) return Fail(TableError(opened, "cannot open the table", state->file.path()));
-  return std::shared_ptr<const TableReader>(new TableReader(std::move(state)));
+  const std::shared_ptr<TableReader> table(new TableReader(std::move(file), info));
+  CAIRN_TRY(table->file_.ReadBlock(table->file_.index(), table->top_));
+  return table;
 }
-
-const TableInfo& TableReader::info() const { return state_->info; }
 
 std::unique_ptr<TableIterator> TableReader::NewIterator(TableAccess access,
                                                         std::string_view end) const {
-  std::unique_ptr<TableIterator> iterator(new TableIterator(end));
-  iterator->path_ = state_->file.path();
-  rocksdb::ReadOptions options;
-  if (iterator->end_ != nullptr) options.iterate_upper_bound = &iterator->end_->slice;
-  if (access == TableAccess::kBulk) {
-    options.readahead_size = kBulkReadBytes;
-    options.fill_cache = false;
+  return std::unique_ptr<TableIterator>(new TableIterator(*this, access, end));
+}
+
+Result<TableReader::Block> TableReader::ReadBlock(const BlockHandle& handle) const {
+  {
+    const MutexLock lock(mutex_);
+    const Block* const kept = kept_.Find(handle.offset_bytes);
+    if (kept != nullptr) return *kept;
   }
-  // RocksDB declares the function non-const, but only reads.
-  iterator->iterator_.reset(state_->reader.NewIterator(options));
-  return iterator;
+  const auto block = std::make_shared<TableBlock>();
+  CAIRN_TRY(file_.ReadBlock(handle, *block));
+  if (block->contents.size() <= kMaxKeptBytes) {
+    const MutexLock lock(mutex_);
+    kept_.Put(handle.offset_bytes, block);
+  }
+  return block;
 }
 
 Result<std::optional<std::vector<std::byte>>> TableReader::Get(std::string_view key) const {
@@ -117,15 +151,15 @@ Result<uint64_t> TableReader::CountRecords() const {
 }
 
 Result<void> TableReader::Verify() const {
-  CAIRN_TRY(state_->file.VerifyDigest(state_->info.digest));
+  CAIRN_TRY(file_.VerifyDigest(info_.digest));
   // Also finds damage that happened before the digest was computed.
   CAIRN_TRY_ASSIGN(const uint64_t record_count, CountRecords());
-  if (record_count == state_->info.record_count) return {};
+  if (record_count == info_.record_count) return {};
   return Fail(Error{.code = ErrorCode::kDataLoss,
                     .hint = Hint::kRebuildTables,
                     .message = fmt::format("the table has {} records and not {}", record_count,
-                                           state_->info.record_count),
-                    .file = state_->file.path()});
+                                           info_.record_count),
+                    .file = file_.path()});
 }
 
 MergeIterator::MergeIterator(std::span<const std::shared_ptr<const TableReader>> tables,
@@ -163,8 +197,14 @@ void MergeIterator::Insert(size_t source) {
 
 Result<void> MergeIterator::Advance(size_t position) {
   const size_t source = order_[position];
+  const Result<void> moved = sources_[source]->Next();
+  // Mostly remains where it is: sources of many records precede sources of few.
+  if (moved && sources_[source]->Valid() &&
+      (position + 1 == order_.size() || Precedes(source, order_[position + 1]))) {
+    return {};
+  }
   order_.erase(order_.begin() + static_cast<ptrdiff_t>(position));
-  CAIRN_TRY(sources_[source]->Next());
+  CAIRN_TRY(moved);
   if (sources_[source]->Valid()) Insert(source);
   return {};
 }

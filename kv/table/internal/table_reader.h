@@ -15,11 +15,8 @@
 #include "kv/base/mutex.h"
 #include "kv/base/recently_used.h"
 #include "kv/storage/storage.h"
+#include "kv/table/internal/table_block.h"
 #include "kv/table/internal/table_file.h"
-
-namespace rocksdb {
-class Iterator;
-}  // namespace rocksdb
 
 namespace cairn::kv::internal {
 
@@ -32,36 +29,56 @@ enum class TableAccess {
 };
 
 /// A position among the records of a table, tombstones (empty values) included. Must not outlive
-/// its TableReader. Threads: one.
+/// its TableReader. Memory: two blocks and what is read ahead, at most 512 KiB. Threads: one.
 class TableIterator {
  public:
-  ~TableIterator();
-
   // Each returns kDataLoss if a block is damaged, kUnavailable or kNotFound if the storage cannot
-  // be read.
+  // be read. Then there is no record at this position.
   /// Moves to the first record whose key is not less than `key`.
   Result<void> Seek(std::string_view key);
   /// Moves to the next record. Has the errors and the cost of Seek. Requires Valid().
-  Result<void> Next();
+  Result<void> Next() {
+    is_valid_ = records_.Next();
+    return is_valid_ && !ends_here_ ? Result<void>() : Settle();
+  }
 
   /// Returns whether there is a record at this position.
-  bool Valid() const;
+  bool Valid() const { return is_valid_; }
   // Require Valid(). The results are valid until the next call of Seek or Next.
-  std::string_view key() const;
-  std::span<const std::byte> value() const;
+  std::string_view key() const { return records_.key(); }
+  std::span<const std::byte> value() const { return records_.value(); }
 
  private:
   friend class TableReader;
-  struct Bound;
-  explicit TableIterator(std::string_view end);
-  Result<void> CheckStatus() const;
+  TableIterator(const TableReader& table, TableAccess access, std::string_view end)
+      : table_(table), access_(access), end_(end) {}
 
-  const std::unique_ptr<const Bound> end_;  // outlives iterator_; null: none
-  std::unique_ptr<rocksdb::Iterator> iterator_;
-  std::string_view path_;  // path of the file, which outlives this; for error messages
+  /// Moves to the next block if there is no record at this position, and ends at end_.
+  Result<void> Settle();
+  Result<void> OpenPartition();
+  Result<void> OpenRecords();
+  /// Returns the bytes from the block at this position on that are read together.
+  uint64_t ReadAheadBytes() const;
+
+  const TableReader& table_;
+  const TableAccess access_;
+  const std::string end_;  // empty: none
+  BlockCursor top_{BlockCursor::Kind::kIndex};
+  BlockCursor partition_{BlockCursor::Kind::kIndex};
+  BlockCursor records_{BlockCursor::Kind::kRecords};
+  bool is_valid_ = false;
+  bool ends_here_ = false;                             // records from end_ on may be in this block
+  std::shared_ptr<const TableBlock> partition_block_;  // shared with the reader's cache
+  std::shared_ptr<const TableBlock> records_block_;    // shared with it; null: read ahead
+  uint64_t max_ahead_bytes_ = 0;
+  BlockMemory ahead_memory_;
+  std::span<const std::byte> ahead_;  // stored blocks
+  uint64_t ahead_offset_bytes_ = 0;   // in the file
+  BlockMemory decompressed_;
 };
 
-/// An open table. Memory: the top of its index, what TableFile keeps, and at most 1 MiB of blocks.
+/// An open table. Memory: the top of its index, what TableFile keeps, and at most 1 MiB of blocks
+/// of records and of the index that were read lately.
 /// Threads: many may call const members at once.
 class TableReader {
  public:
@@ -69,9 +86,8 @@ class TableReader {
   /// damaged. Cost: one read of the end of the file, and a stat of a file. Starts no threads.
   static Result<std::shared_ptr<const TableReader>> Open(std::shared_ptr<Storage> storage,
                                                          const TableInfo& info);
-  ~TableReader();
 
-  const TableInfo& info() const;
+  const TableInfo& info() const { return info_; }
   /// Returns the value of `key`, which is empty for a tombstone; nothing if there is no record.
   /// kDataLoss: a block is damaged. kUnavailable, kNotFound: the storage cannot be read.
   Result<std::optional<std::vector<std::byte>>> Get(std::string_view key) const;
@@ -87,10 +103,20 @@ class TableReader {
 
  private:
   friend class TableIterator;
-  struct State;
-  explicit TableReader(std::unique_ptr<State> state);
+  using Block = std::shared_ptr<const TableBlock>;
 
-  std::unique_ptr<State> state_;
+  TableReader(TableFile file, const TableInfo& info) : info_(info), file_(std::move(file)) {}
+  /// Returns a block from the cache, or reads it.
+  Result<Block> ReadBlock(const BlockHandle& handle) const;
+
+  static constexpr uint64_t kMaxKeptBytes = 32 << 10;  // longer blocks are not kept
+  static constexpr size_t kMaxKeptBlocks = 32;
+
+  const TableInfo info_;
+  const TableFile file_;
+  TableBlock top_;  // of the index
+  mutable Mutex mutex_;
+  mutable RecentlyUsed<uint64_t, Block, kMaxKeptBlocks> kept_ CAIRN_GUARDED_BY(mutex_);
 };
 
 /// The newest record of each key of some tables, in the order of keys, tombstones (empty values)

@@ -53,7 +53,7 @@ struct TableWriter::State {
         id(object_id),
         name(ObjectName(ObjectKind::kTable, object_id)),
         output(std::move(object)),
-        environment(TableEnvironment(nullptr, &output)),
+        environment(TableEnvironment(output)),
         options(TableOptions(*environment)),
         writer(std::make_unique<rocksdb::SstFileWriter>(rocksdb::EnvOptions(), options,
                                                         /*column_family=*/nullptr,

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "kv/base/key.h"
+#include "kv/table/internal/table_block.h"
 #include "kv/table/internal/table_reader.h"
 #include "kv/table/internal/table_writer.h"
 #include "tests/kv/table/table_test_support.h"
@@ -276,6 +277,63 @@ TEST_P(TableDamageTest, FooterWithAHugeIndexIsRefused) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const TableInfo damaged, ReplaceTable(info, bytes));
 
   EXPECT_THAT(TableReader::Open(storage(), damaged), IsError(ErrorCode::kDataLoss, "footer"));
+}
+
+// The checksum of a block does not depend on its place.
+TEST_P(TableDamageTest, ABlockOfAnotherKindIsRefused) {
+  constexpr size_t kHandlesBytes = 40;
+  const Records records = ManyRecords(20);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const TableInfo info, Write(records));
+  CAIRN_ASSERT_OK_AND_ASSIGN(std::vector<std::byte> bytes, ReadTable(info));
+  const auto handles = std::span(bytes).subspan(bytes.size() - 52, kHandlesBytes);
+  std::span<const std::byte> rest = handles;
+  ASSERT_TRUE(TakeHandle(rest));
+  const auto meta_index = handles.first(kHandlesBytes - rest.size());
+  ASSERT_TRUE(TakeHandle(rest));
+  const auto index = handles.subspan(meta_index.size());
+  std::ranges::fill(index, std::byte{0});
+  std::ranges::copy(meta_index, index.begin());
+
+  CAIRN_ASSERT_OK_AND_ASSIGN(const TableInfo forged, ReplaceTable(info, bytes));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto table, TableReader::Open(storage(), forged));
+
+  EXPECT_THAT(ReadAll(*table), IsError(ErrorCode::kDataLoss, "cannot read the table"));
+  EXPECT_THAT(table->Get(records.begin()->first), IsError(ErrorCode::kDataLoss, ""));
+}
+
+TEST(BlockCursorTest, WrongEntriesAreDamage) {
+  const std::string restarts("\0\0\0\0\1\0\0\0", 8);
+  const std::string tail("\1\0\0\0\0\0\0\0", 8);
+  const std::string sound = std::string("\0\x09\2a", 4) + tail + "vv";
+  const auto read = [](const std::string& block) {
+    BlockCursor cursor(BlockCursor::Kind::kRecords);
+    cursor.Open(Bytes(block));
+    while (cursor.Next()) {
+      EXPECT_EQ(cursor.key(), "a");
+      EXPECT_EQ(Text(cursor.value()), "vv");
+    }
+    const bool is_damaged = cursor.is_damaged();
+    cursor.Open(Bytes(block));
+    cursor.Seek("b");
+    EXPECT_EQ(cursor.is_damaged(), is_damaged);
+    return !is_damaged;
+  };
+  EXPECT_TRUE(read(sound + restarts));
+
+  const std::string wrong[] = {
+      "",                                                    // no restart points
+      std::string(4, '\0'),                                  // none of them
+      sound + std::string(4, '\xff'),                        // more than fit
+      restarts,                                              // no entries
+      sound + std::string("\x0e\0\0\0\1\0\0\0", 8),          // a restart point beyond the entries
+      sound + std::string("\x80", 1) + restarts,             // half a number
+      std::string("\1\0\1v", 4) + restarts,                  // shares bytes with no key
+      std::string("\0\x7f\1a", 4) + tail + restarts,         // a key beyond the entries
+      std::string("\0\x09\x7f", 3) + "a" + tail + restarts,  // a value after them
+      std::string("\0\1\1av", 5) + restarts,                 // a key without its eight bytes
+  };
+  for (const std::string& block : wrong)
+    EXPECT_FALSE(read(block)) << ::testing::PrintToString(block);
 }
 
 // Files remain readable through their descriptors; elsewhere, a read reports the removal.
