@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds dist/cairn-VERSION-cp311-abi3-manylinux_*.whl: the package, the programs, and the libraries
+# Builds dist/cairn_ckpt-VERSION-cp311-abi3-manylinux_*.whl: the package, the programs, and the libraries
 # that they need; and dist/cairn_reader-VERSION-py3-none-any.whl, the reader in pure Python. Sets up
 # what is missing first.
 #
@@ -29,10 +29,10 @@ rm -rf build-wheel/raw
 Logged .venv/bin/python -m pip wheel --disable-pip-version-check --no-deps --no-build-isolation \
   --wheel-dir build-wheel/raw .
 # The symbols that the wheel uses determine the oldest glibc that it runs on: auditwheel finds it.
-rm -f "$dist"/cairn-*.whl
-Logged .venv/bin/python -m auditwheel repair --wheel-dir "$dist" build-wheel/raw/cairn-*.whl
+rm -f "$dist"/cairn_ckpt-*.whl
+Logged .venv/bin/python -m auditwheel repair --wheel-dir "$dist" build-wheel/raw/cairn_ckpt-*.whl
 rm -f "$dist"/cairn_reader-*.whl
 Logged .venv/bin/python -m pip wheel --disable-pip-version-check --no-deps --no-build-isolation \
   --wheel-dir "$dist" tools/reference_reader
-wheel=$(echo "$dist"/cairn-*.whl)
+wheel=$(echo "$dist"/cairn_ckpt-*.whl)
 echo "build-wheel: $wheel, $(du -h "$wheel" | cut -f 1) (${SECONDS} s)"

@@ -30,12 +30,19 @@ do: ``NotFound``, ``Corrupt``, ``Conflict``, ``Invalid``, ``Unavailable``. Each 
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 from cairn._copies import copy_steps
 from cairn._open import open
 from cairn.errors import Conflict, Corrupt, Error, Invalid, NotFound, Unavailable
 from cairn.store import SaveHandle, Store
+
+if os.path.exists(os.path.join(os.path.dirname(__file__), "versions.py")):
+    raise ImportError(
+        "the distribution 'cairn' of PyPI, which is another project, is in the folder of this "
+        "package; run: pip uninstall cairn && pip install --force-reinstall --no-deps cairn-ckpt"
+    )
 
 if TYPE_CHECKING:
     from cairn._mirror.options import Mirror
@@ -109,6 +116,8 @@ def __getattr__(name: str) -> Any:
     """Imports the public names that `import cairn` leaves out, when they are first used."""
     if name in _MODULES:
         return importlib.import_module(f"cairn.{name}")
+    if name == "__version__":
+        return importlib.import_module("cairn._cairn").__version__
     if name not in _DATACLASSES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(_DATACLASSES[name]), name)

@@ -209,6 +209,7 @@ NB_MODULE(_cairn, m) {
 #ifdef CAIRN_HAS_CUDA
   cairn::cuda::Register();
 #endif
+  m.attr("__version__") = CAIRN_VERSION;
   m.attr("DTYPES") = cairn::python::DTypeTable();
   cairn::python::BindReports(m);
   cairn::python::BindRecords(m);

@@ -45,7 +45,7 @@ def wheel(tmp_path_factory) -> Path:
         return Path(built).resolve()
     dist = tmp_path_factory.mktemp("dist")
     run(ROOT / "tools/build-wheel.sh", dist)
-    (path,) = dist.glob("cairn-*.whl")
+    (path,) = dist.glob("cairn_ckpt-*.whl")
     return path
 
 
@@ -82,7 +82,8 @@ def venv(wheel, tmp_path_factory) -> Path:
 
 
 def test_the_wheel_has_the_stable_abi_and_runs_on_any_linux_with_its_glibc(wheel):
-    assert re.fullmatch(r"cairn-[\d.]+-cp311-abi3-(manylinux_2_\d+_x86_64\.?)+\.whl", wheel.name)
+    name = r"cairn_ckpt-[\d.]+(rc\d+)?-cp311-abi3-(manylinux_2_\d+_x86_64\.?)+\.whl"
+    assert re.fullmatch(name, wheel.name)
     run(sys.executable, "-m", "abi3audit", "--strict", "--assume-minimum-abi3", "3.11", wheel)
 
 
@@ -96,7 +97,7 @@ def test_the_wheel_contains_types_and_programs(wheel):
 
 def test_every_library_is_in_the_wheel(venv):
     (package,) = venv.glob("lib/python3*/site-packages/cairn")
-    libraries = package.parent / "cairn.libs"
+    libraries = package.parent / "cairn_ckpt.libs"
     files = [*package.rglob("*.so"), *(package / "_programs").iterdir(), *libraries.iterdir()]
     assert len(files) > 10
     for file in files:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import pydoc
+import shutil
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
 from cairn_testing import run_python
 
 import cairn
+
+ROOT = Path(__file__).resolve().parents[2]
 
 # Each takes milliseconds to import, and is needed by few processes.
 LATER = (
@@ -47,6 +53,31 @@ def test_importing_cairn_loads_no_module_that_can_wait():
     result = subprocess.run(command, capture_output=True, text=True, timeout=120)
 
     assert (result.stdout.strip(), result.stderr) == ("", "")
+
+
+def test_the_version_is_that_of_the_distribution():
+    for file in ("pyproject.toml", "tools/reference_reader/pyproject.toml"):
+        assert tomllib.loads((ROOT / file).read_text())["project"]["version"] == cairn.__version__
+
+
+def test_the_other_project_named_cairn_is_refused(tmp_path):
+    """Its files in the folder of the package: cli.py and versions.py."""
+    package = Path(cairn.__file__).parent
+    (tmp_path / "cairn").mkdir()
+    for path in package.iterdir():
+        (tmp_path / "cairn" / path.name).symlink_to(path)
+    initial = tmp_path / "cairn" / "__init__.py"
+    initial.unlink()
+    shutil.copy(package / "__init__.py", initial)
+    command = [sys.executable, "-c", "import cairn"]
+    for is_there in (False, True):
+        if is_there:
+            (tmp_path / "cairn" / "versions.py").touch()
+        found = subprocess.run(
+            command, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True
+        )
+        assert found.returncode == is_there, found.stderr
+        assert ("pip uninstall cairn" in found.stderr) == is_there
 
 
 def test_a_store_in_a_directory_does_not_load_libcurl(path):
