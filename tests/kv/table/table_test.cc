@@ -1,10 +1,12 @@
 // A table contains what was written, and damage is found instead of read.
 
+#include <rocksdb/sst_file_reader.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <fstream>
 #include <thread>
 
 #include "kv/base/key.h"
@@ -53,6 +55,27 @@ TEST_P(TableTest, ReturnsWhatWasWritten) {
     EXPECT_FALSE(absent.has_value());
   }
   CAIRN_EXPECT_OK(table->Verify());
+}
+
+/// RocksDB and its tools open a table, although Cairn reads it without them.
+TEST_P(TableTest, RocksDbReadsTheSame) {
+  const Records records = ManyRecords(5000);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const TableInfo info, Write(records));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto bytes, ReadTable(info));
+  const cairn::testing::ScopedTempDir dir;
+  const std::string path = dir.path() + "/table.sst";
+  std::ofstream(path, std::ios::binary) << Text(bytes);
+
+  rocksdb::SstFileReader reader{rocksdb::Options()};
+  const rocksdb::Status opened = reader.Open(path);
+  ASSERT_TRUE(opened.ok()) << opened.ToString();
+  const std::unique_ptr<rocksdb::Iterator> iterator(reader.NewIterator(rocksdb::ReadOptions()));
+  Records read;
+  for (iterator->SeekToFirst(); iterator->Valid(); iterator->Next()) {
+    read.emplace(iterator->key().ToString(), iterator->value().ToString());
+  }
+  EXPECT_TRUE(iterator->status().ok());
+  EXPECT_EQ(read, records);
 }
 
 /// Names are UTF-8, but nothing is lost if one is not.
