@@ -34,6 +34,7 @@ REASONS = {
     "a synopsis",
     "needs a GPU",
     "needs a bucket",
+    "needs a scheduler",
     "needs a second mount",
 }
 BLOCK = re.compile(

@@ -13,6 +13,7 @@ from pages import DOCS, LIBRARIES, REASONS, ROOT, SETUP, blocks_of, pages, run_p
 NOT_RUN = {
     "needs a GPU": 1,
     "needs a bucket": 3,
+    "needs a scheduler": 2,
     "needs a second mount": 1,
 }
 
