@@ -25,6 +25,35 @@ uint64_t CountBytes(std::span<const std::byte> bytes, uint8_t value) {
   return static_cast<uint64_t>(std::ranges::count(bytes, std::byte{value}));
 }
 
+using PlaneSpans = std::span<const std::span<const std::byte>>;
+
+/// Returns the value with the index `i` in the planes, which are of equal length.
+template <typename T>
+T WideValue(PlaneSpans planes, size_t i) {
+  T value = 0;
+  for (size_t plane = 0; plane < sizeof(T); ++plane) {
+    value |= static_cast<T>(static_cast<T>(planes[plane][i]) << (8 * plane));
+  }
+  return value;
+}
+
+/// Sets `page` to the elements that begin at `begin` in the planes, rotated back. The compiler
+/// vectorizes the loop.
+template <typename T>
+void JoinPlanes(PlaneSpans planes, size_t begin, std::span<std::byte> page) {
+  std::array<const std::byte*, sizeof(T)> in;
+  for (size_t plane = 0; plane < sizeof(T); ++plane) in[plane] = planes[plane].data() + begin;
+  std::byte* const __restrict out = page.data();
+  for (size_t i = 0; i < page.size() / sizeof(T); ++i) {
+    T element = 0;
+    for (size_t plane = 0; plane < sizeof(T); ++plane) {
+      element |= static_cast<T>(static_cast<T>(in[plane][i]) << (8 * plane));
+    }
+    element = RotateDown(element);
+    std::memcpy(out + i * sizeof(T), &element, sizeof(T));
+  }
+}
+
 template <typename T>
 void AddTo(std::span<std::byte> bytes, size_t index, T difference) {
   T value;
@@ -39,26 +68,22 @@ class ValueReader {
  public:
   /// Both have what the symbols of the page need, which FindStart checks, and `values` has one byte
   /// more.
-  ValueReader(const std::byte* values, const std::byte* wide) : values_(values), wide_(wide) {}
+  ValueReader(const std::byte* values, PlaneSpans planes, size_t wide)
+      : values_(values), planes_(planes), wide_(wide) {}
   T Read(std::byte symbol) {
     // Read in any case, because a branch would often be mispredicted.
     const auto large = static_cast<uint8_t>(*values_);
     const bool is_large = symbol == std::byte{kLargeValue};
     values_ += is_large;
     if (is_large & (large == kWideValue)) [[unlikely]]
-      return ReadWide();
+      return WideValue<T>(planes_, wide_++);
     return static_cast<T>(static_cast<uint8_t>(symbol) + (is_large ? large : 0));
   }
 
  private:
-  T ReadWide() {
-    const T wide = GetLittleEndian<T>(std::span(wide_, sizeof(T)));
-    wide_ += sizeof(T);
-    return wide;
-  }
-
   const std::byte* values_;
-  const std::byte* wide_;
+  PlaneSpans planes_;
+  size_t wide_;  // index of the next one
 };
 
 std::vector<std::byte> Unpack(std::span<const std::byte> packed, uint64_t count) {
@@ -107,7 +132,6 @@ Result<Delta> Delta::Parse(std::span<const std::byte> bytes, uint64_t chunk_byte
     delta.page_digests_[i] = GetLittleEndian<uint64_t>(bytes, kDeltaPageDigestsOffset + 8 * i);
   }
   CAIRN_TRY(delta.ReadStreams(bytes));
-  CAIRN_TRY(delta.JoinPlanes());
   delta.ReadPages();
   CAIRN_TRY(delta.UnpackSymbols());
   CAIRN_TRY(delta.FindPageStarts());
@@ -145,24 +169,38 @@ Result<void> Delta::ReadStreams(std::span<const std::byte> bytes) {
   static thread_local const std::unique_ptr<ZSTD_DCtx, decltype(&ZSTD_freeDCtx)> context(
       ZSTD_createDCtx(), &ZSTD_freeDCtx);
   if (!context) return Fail(ErrorCode::kResourceExhausted, "no memory for a delta");
-  memory_.resize(decoded_bytes + 1);  // ValueReader reads one byte more than it uses
-  std::span<std::byte> free = memory_;
+  const auto is_borrowed = [&](uint32_t i) {
+    // ValueReader reads one byte more than it uses, so shorter streams are always copied.
+    return i >= static_cast<uint32_t>(DeltaStream::kRaw) && stored_length(i) == decoded_length(i);
+  };
+  uint64_t owned_bytes = 1;
+  for (uint32_t i = 0; i < stream_count; ++i) owned_bytes += is_borrowed(i) ? 0 : decoded_length(i);
+  memory_ = std::make_unique_for_overwrite<std::byte[]>(owned_bytes);
+  std::span<std::byte> free(memory_.get(), owned_bytes);
   for (uint32_t i = 0; i < stream_count; ++i) {
     const auto source = bytes.subspan(begin, stored_length(i));
+    begin += source.size();
+    if (is_borrowed(i)) {
+      streams_.push_back(source);
+      continue;
+    }
     const auto target = free.first(decoded_length(i));
+    free = free.subspan(target.size());
+    streams_.push_back(target);
     if (source.size() == target.size()) {
       std::ranges::copy(source, target.begin());
-    } else {
-      const size_t result = ZSTD_decompressDCtx(context.get(), target.data(), target.size(),
-                                                source.data(), source.size());
-      if (result != target.size() ||
-          ZSTD_getFrameContentSize(source.data(), source.size()) != target.size()) {
-        return Damaged(fmt::format("stream {} cannot be decompressed", i));
-      }
+      continue;
     }
-    streams_.push_back(target);
-    free = free.subspan(target.size());
-    begin += source.size();
+    const size_t result = ZSTD_decompressDCtx(context.get(), target.data(), target.size(),
+                                              source.data(), source.size());
+    if (result != target.size() ||
+        ZSTD_getFrameContentSize(source.data(), source.size()) != target.size()) {
+      return Damaged(fmt::format("stream {} cannot be decompressed", i));
+    }
+  }
+  free[0] = std::byte{0};
+  for (const auto& plane : Planes()) {
+    if (plane.size() != Planes().front().size()) return Damaged("its planes differ in length");
   }
   return {};
 }
@@ -200,29 +238,14 @@ Result<void> Delta::UnpackSymbols() {
   return {};
 }
 
-Result<void> Delta::JoinPlanes() {
-  const auto planes = std::span(streams_).subspan(kFixedStreamCount);
-  for (const auto& plane : planes) {
-    if (plane.size() != planes.front().size()) return Damaged("its planes differ in length");
-  }
-  wide_.resize(planes.front().size() * element_bytes_);
-  for (size_t plane = 0; plane < planes.size(); ++plane) {
-    for (size_t i = 0; i < planes[plane].size(); ++i) {
-      wide_[i * element_bytes_ + plane] = planes[plane][i];
-    }
-  }
-  return {};
-}
-
 Result<void> Delta::FindPageStarts() {
-  const auto planes = std::span(streams_).subspan(kFixedStreamCount);
   PageStart next;
   for (size_t i = 0; i < page_count(); ++i) {
     CAIRN_TRY(FindStart(pages_[i], DeltaPageLength(i, chunk_bytes_), next));
   }
   if (next.gaps != Stream(DeltaStream::kGaps).size() ||
       next.values != Stream(DeltaStream::kValues).size() ||
-      next.raw != Stream(DeltaStream::kRaw).size() || next.wide != planes.front().size()) {
+      next.raw != Stream(DeltaStream::kRaw).size() || next.wide != Planes().front().size()) {
     return Damaged("its streams do not end with its last page");
   }
   return {};
@@ -292,8 +315,7 @@ Result<void> Delta::ApplyElements(const PageStart& page, std::span<std::byte> by
       return Damaged("it does not belong to this earlier version");
     }
   }
-  ValueReader<T> values(Stream(DeltaStream::kValues).data() + page.values,
-                        wide_.data() + size_t{page.wide} * sizeof(T));
+  ValueReader<T> values(Stream(DeltaStream::kValues).data() + page.values, Planes(), page.wide);
   const std::byte* symbol = sparse_.data() + page.sparse;
   size_t position = 0;
   for (const std::byte gap : Stream(DeltaStream::kGaps).subspan(page.gaps, page.gap_count)) {
@@ -319,13 +341,7 @@ Result<void> Delta::Apply(uint64_t page, std::span<std::byte> bytes) const {
   return WithElementType(element_bytes_, [&](auto zero) -> Result<void> {
     using T = decltype(zero);
     if (start.counts.threshold != kPlanesPage) return ApplyElements<T>(start, bytes);
-    const std::byte* const wide = wide_.data() + size_t{start.wide} * sizeof(T);
-    for (size_t i = 0; i < bytes.size(); i += sizeof(T)) {
-      T rotated;
-      std::memcpy(&rotated, wide + i, sizeof(T));
-      const T element = RotateDown(rotated);
-      std::memcpy(bytes.data() + i, &element, sizeof(T));
-    }
+    JoinPlanes<T>(Planes(), start.wide, bytes);
     return {};
   });
 }

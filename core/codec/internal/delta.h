@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -18,14 +19,15 @@ namespace cairn::core::internal {
 /// or writes outside of its memory. Whether the decoded bytes are what was saved is for the caller
 /// to check, with the page digests.
 ///
-/// Ownership: owns its memory, at most about three times the length of the chunk.
+/// Ownership: borrows the bytes that Parse received, and owns what it has decompressed: at most
+/// about twice the length of the chunk.
 /// Threads: const members may be called from several threads at once.
 class Delta {
  public:
   Delta(Delta&&) noexcept = default;
   Delta& operator=(Delta&&) noexcept = default;
 
-  /// Checks and decompresses a delta of a chunk of `chunk_bytes`. Copies what it needs of `bytes`.
+  /// Checks and decompresses a delta of a chunk of `chunk_bytes`. `bytes` must outlive the result.
   /// kDataLoss: the bytes are not a delta of such a chunk. kUnimplemented: a newer version.
   static Result<Delta> Parse(std::span<const std::byte> bytes, uint64_t chunk_bytes);
 
@@ -66,7 +68,9 @@ class Delta {
   void ReadPages();
   Result<void> FindPageStarts();
   Result<void> FindStart(PageStart& page, uint64_t page_bytes, PageStart& next) const;
-  Result<void> JoinPlanes();
+  std::span<const std::span<const std::byte>> Planes() const {
+    return std::span(streams_).subspan(kFixedStreamCount);
+  }
   Result<void> UnpackSymbols();
   std::span<const std::byte> Stream(DeltaStream stream) const {
     return streams_[static_cast<size_t>(stream)];
@@ -79,12 +83,10 @@ class Delta {
   uint64_t chunk_bytes_ = 0;
   std::vector<uint64_t> page_digests_;
   std::vector<PageStart> pages_;
-  /// The decompressed streams. A vector keeps its memory when it is moved, so the spans stay valid.
-  std::vector<std::byte> memory_;
-  std::vector<std::span<const std::byte>> streams_;
-  std::vector<std::byte> sparse_;  // symbols, one per byte
-  std::vector<std::byte> dense_;   // symbols, one per byte
-  std::vector<std::byte> wide_;    // the planes, joined: element_bytes_ per value
+  std::unique_ptr<std::byte[]> memory_;              // the streams that are not borrowed
+  std::vector<std::span<const std::byte>> streams_;  // in memory_, or borrowed
+  std::vector<std::byte> sparse_;                    // symbols, one per byte
+  std::vector<std::byte> dense_;                     // symbols, one per byte
 };
 
 }  // namespace cairn::core::internal

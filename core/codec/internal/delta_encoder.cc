@@ -1,5 +1,6 @@
 #include "core/codec/internal/delta_encoder.h"
 
+#define ZSTD_STATIC_LINKING_ONLY  // ZSTD_c_literalCompressionMode
 #include <zstd.h>
 
 #include <algorithm>
@@ -19,6 +20,10 @@ namespace {
 constexpr uint64_t kPagesPerThreshold = 16;
 /// Streams that are shorter are not compressed.
 constexpr size_t kMinCompressedBytes = 48;
+/// A plane of complete pages is compressed if this saves at least this part of it.
+constexpr size_t kMinSavedPart = 16;
+/// Matches are searched in a plane of complete pages if this saves at least this part.
+constexpr size_t kMinSavedPartOfMatches = 32;
 
 template <typename T>
 T Load(std::span<const std::byte> bytes, size_t index) {
@@ -48,14 +53,48 @@ void PackSymbols(std::span<const std::byte> symbols, std::vector<std::byte>& pac
   }
 }
 
+/// Rotates each element of `page`, and writes byte i of all of them to `planes` + i * `stride`. The
+/// compiler vectorizes these loops.
+template <typename T>
+void SplitPlanes(std::span<const std::byte> page, std::byte* planes, size_t stride) {
+  const std::byte* const __restrict in = page.data();
+  const size_t count = page.size() / sizeof(T);
+  // As many planes in one pass over the page as compilers vectorize.
+  constexpr size_t kTogether = sizeof(T) == 8 ? 1 : sizeof(T);
+  for (size_t plane = 0; plane < sizeof(T); plane += kTogether) {
+    std::byte* const __restrict a = planes + plane * stride;
+    std::byte* const __restrict b = a + (kTogether > 1 ? stride : 0);
+    std::byte* const __restrict c = a + (kTogether > 2 ? 2 * stride : 0);
+    std::byte* const __restrict d = a + (kTogether > 2 ? 3 * stride : 0);
+    for (size_t i = 0; i < count; ++i) {
+      T element;
+      std::memcpy(&element, in + i * sizeof(T), sizeof(T));
+      element = static_cast<T>(RotateUp(element) >> (8 * plane));
+      a[i] = static_cast<std::byte>(element);
+      if constexpr (kTogether > 1) b[i] = static_cast<std::byte>(element >> 8);
+      if constexpr (kTogether > 2) c[i] = static_cast<std::byte>(element >> 16);
+      if constexpr (kTogether > 2) d[i] = static_cast<std::byte>(element >> 24);
+    }
+  }
+}
+
+ZSTD_CCtx_s* NewContext(int level) {
+  ZSTD_CCtx_s* const context = ZSTD_createCCtx();
+  if (!context) throw std::bad_alloc();
+  CAIRN_CHECK(!ZSTD_isError(ZSTD_CCtx_setParameter(context, ZSTD_c_compressionLevel, level)));
+  return context;
+}
+
 }  // namespace
 
 void DeltaEncoder::FreeContext::operator()(ZSTD_CCtx_s* context) const { ZSTD_freeCCtx(context); }
 
 DeltaEncoder::DeltaEncoder()
-    : elements_(std::make_unique<PageElements>()), context_(ZSTD_createCCtx()) {
-  if (!context_) throw std::bad_alloc();
-  CAIRN_CHECK(!ZSTD_isError(ZSTD_CCtx_setParameter(context_.get(), ZSTD_c_compressionLevel, 1)));
+    : elements_(std::make_unique<PageElements>()), matches_(NewContext(1)) {
+  // This level skips almost all positions. Without literal compression, which is experimental in
+  // zstd, the stream gets longer, and ChoosePlaneCodings then prefers matches.
+  literals_.reset(NewContext(ZSTD_minCLevel()));
+  (void)ZSTD_CCtx_setParameter(literals_.get(), ZSTD_c_literalCompressionMode, ZSTD_ps_enable);
 }
 DeltaEncoder::~DeltaEncoder() = default;
 DeltaEncoder::DeltaEncoder(DeltaEncoder&&) noexcept = default;
@@ -68,7 +107,40 @@ void DeltaEncoder::Begin(uint32_t element_bytes, uint64_t chunk_bytes) {
   pages_.clear();
   changed_pages_ = 0;
   threshold_ = 0;
-  for (auto* stream : {&gaps_, &sparse_, &dense_, &values_, &raw_, &wide_}) stream->clear();
+  for (auto* stream : {&gaps_, &sparse_, &dense_, &values_, &raw_}) stream->clear();
+  wide_count_ = 0;
+  codings_.fill(Coding::kMatches);
+}
+
+void DeltaEncoder::ReservePlanes() {
+  if (planes_bytes_ >= chunk_bytes_) return;
+  planes_.reset();
+  planes_bytes_ = 0;
+  planes_ = std::make_unique_for_overwrite<std::byte[]>(chunk_bytes_);
+  planes_bytes_ = chunk_bytes_;
+}
+
+PlaneCodings DeltaEncoder::ChoosePlaneCodings() {
+  delta_.resize(std::max(delta_.size(), wide_count_));
+  PlaneCodings codings;
+  for (size_t i = 0; i < element_bytes_; ++i) {
+    const auto stored = [&](Coding coding) {
+      return CompressStream(coding, Plane(i), delta_.data()).value_or(wide_count_);
+    };
+    Coding& coding = codings.planes[i] = Coding::kLiterals;
+    size_t bytes = stored(coding);
+    const size_t with_matches = stored(Coding::kMatches);
+    if (with_matches + bytes / kMinSavedPartOfMatches < bytes) {
+      coding = Coding::kMatches;
+      bytes = with_matches;
+    }
+    if (bytes + wide_count_ / kMinSavedPart > wide_count_) {
+      coding = Coding::kRaw;
+      bytes = wide_count_;
+    }
+    codings.stored_bytes += bytes;
+  }
+  return codings;
 }
 
 void DeltaEncoder::AddUnchangedPage() {
@@ -79,15 +151,11 @@ void DeltaEncoder::AddUnchangedPage() {
 void DeltaEncoder::AddCompletePage(std::span<const std::byte> page) {
   CAIRN_CHECK(pages_.size() < page_count_ &&
               page.size() == DeltaPageLength(pages_.size(), chunk_bytes_));
+  ReservePlanes();
   WithElementType(element_bytes_, [&](auto zero) {
-    using T = decltype(zero);
-    const size_t begin = wide_.size();
-    wide_.resize(begin + page.size());
-    for (size_t i = 0; i < page.size() / sizeof(T); ++i) {
-      const T rotated = RotateUp(Load<T>(page, i));
-      std::memcpy(wide_.data() + begin + i * sizeof(T), &rotated, sizeof(T));
-    }
+    SplitPlanes<decltype(zero)>(page, planes_.get() + wide_count_, PlaneStride());
   });
+  wide_count_ += page.size() / element_bytes_;
   ++changed_pages_;
   pages_.push_back({.threshold = kPlanesPage});
 }
@@ -118,7 +186,8 @@ void DeltaEncoder::EncodePage(std::span<const std::byte> base, std::span<const s
       page.size()) {
     return StoreRawPage(page);
   }
-  const std::array streams = {&gaps_, &sparse_, &dense_, &values_, &wide_};
+  const std::array streams = {&gaps_, &sparse_, &dense_, &values_};
+  const size_t wide_count_before = wide_count_;
   std::array<size_t, streams.size()> lengths;
   std::ranges::transform(streams, lengths.begin(), [](const auto* s) { return s->size(); });
   const size_t bytes_before = StreamBytes();
@@ -130,6 +199,7 @@ void DeltaEncoder::EncodePage(std::span<const std::byte> base, std::span<const s
   AppendValues<T, 0>(dense.size(), difference_at(dense), dense_);
   if (StreamBytes() - bytes_before > page.size()) {
     for (size_t i = 0; i < streams.size(); ++i) streams[i]->resize(lengths[i]);
+    wide_count_ = wide_count_before;
     return StoreRawPage(page);
   }
   pages_.push_back({.threshold = threshold_,
@@ -160,7 +230,7 @@ size_t DeltaEncoder::EstimatePageBytes(std::span<const std::byte> base,
 /// The length of the streams of pages that are not raw, before they are compressed.
 size_t DeltaEncoder::StreamBytes() const {
   return gaps_.size() + DivCeil(sparse_.size(), kSymbolsPerByte) +
-         DivCeil(dense_.size(), kSymbolsPerByte) + values_.size() + wide_.size();
+         DivCeil(dense_.size(), kSymbolsPerByte) + values_.size() + wide_count_ * element_bytes_;
 }
 
 void DeltaEncoder::AppendGaps(std::span<const uint16_t> positions, size_t element_count) {
@@ -199,7 +269,11 @@ void DeltaEncoder::AppendValues(size_t count, const Difference& difference,
     value_out += value >= kLargeValue;
     if (value >= kLargeValue + kWideValue) [[unlikely]] {
       value_out[-1] = std::byte{kWideValue};
-      schema::AppendLittleEndian(wide_, value);
+      ReservePlanes();
+      for (size_t plane = 0; plane < sizeof(T); ++plane) {
+        planes_[plane * PlaneStride() + wide_count_] = static_cast<std::byte>(value >> (8 * plane));
+      }
+      ++wide_count_;
     }
   }
   values_.resize(static_cast<size_t>(value_out - values_.data()));
@@ -259,36 +333,27 @@ void DeltaEncoder::FillPageTable() {
   }
 }
 
-void DeltaEncoder::FillPlanes() {
-  planes_.resize(wide_.size());
-  const size_t wide_count = wide_.size() / element_bytes_;
-  for (size_t plane = 0; plane < element_bytes_; ++plane) {
-    std::byte* out = planes_.data() + plane * wide_count;
-    for (size_t i = 0; i < wide_count; ++i) out[i] = wide_[i * element_bytes_ + plane];
-  }
+std::optional<size_t> DeltaEncoder::CompressStream(Coding coding, std::span<const std::byte> stream,
+                                                   std::byte* target) {
+  if (coding == Coding::kRaw || stream.size() < kMinCompressedBytes) return std::nullopt;
+  ZSTD_CCtx_s* const context = (coding == Coding::kMatches ? matches_ : literals_).get();
+  const size_t result =
+      ZSTD_compress2(context, target, stream.size() - 1, stream.data(), stream.size());
+  return ZSTD_isError(result) ? std::nullopt : std::optional(result);
 }
 
-bool DeltaEncoder::AppendStream(uint32_t index, std::span<const std::byte> stream,
+bool DeltaEncoder::AppendStream(uint32_t index, Coding coding, std::span<const std::byte> stream,
                                 uint64_t max_bytes) {
-  const size_t begin = delta_.size();
-  size_t stored_bytes = stream.size();
-  const bool may_compress =
-      stream.size() >= kMinCompressedBytes && index != static_cast<uint32_t>(DeltaStream::kRaw);
-  if (may_compress) {
-    // The result must be shorter than the stream; otherwise, the stream is stored uncompressed.
-    delta_.resize(begin + stream.size() - 1);
-    const size_t result = ZSTD_compress2(context_.get(), delta_.data() + begin, stream.size() - 1,
-                                         stream.data(), stream.size());
-    if (!ZSTD_isError(result)) stored_bytes = result;
-  }
-  delta_.resize(begin + stored_bytes);
+  std::byte* const target = delta_.data() + delta_bytes_;
+  const size_t stored_bytes = CompressStream(coding, stream, target).value_or(stream.size());
   if (stored_bytes == stream.size() && !stream.empty()) {
-    std::memcpy(delta_.data() + begin, stream.data(), stream.size());
+    std::memcpy(target, stream.data(), stream.size());
   }
   const size_t entry = DeltaDirectoryOffset(page_count_) + kStreamEntryBytes * index;
   schema::PutLittleEndian(std::span(delta_), entry, static_cast<uint32_t>(stream.size()));
   schema::PutLittleEndian(std::span(delta_), entry + 4, static_cast<uint32_t>(stored_bytes));
-  return delta_.size() <= max_bytes;
+  delta_bytes_ += stored_bytes;
+  return delta_bytes_ <= max_bytes;
 }
 
 std::optional<std::span<const std::byte>> DeltaEncoder::Finish(
@@ -298,9 +363,17 @@ std::optional<std::span<const std::byte>> DeltaEncoder::Finish(
   if (chunk_bytes_ > kMaxDeltaChunkBytes || header_bytes + raw_.size() > max_bytes) {
     return std::nullopt;
   }
-  delta_.clear();
-  delta_.resize(header_bytes);
+  FillPageTable();
+  PackSymbols(sparse_, packed_sparse_);
+  PackSymbols(dense_, packed_dense_);
+  const std::array fixed = {&page_table_, &gaps_, &packed_sparse_, &packed_dense_, &values_, &raw_};
+  size_t most_bytes = header_bytes + wide_count_ * element_bytes_;
+  for (const auto* stream : fixed) most_bytes += stream->size();
+  if (delta_.size() < most_bytes) delta_.resize(most_bytes);
+  delta_bytes_ = header_bytes;
+
   const std::span<std::byte> out(delta_);
+  std::ranges::fill(out.first(kDeltaPageDigestsOffset), std::byte{0});
   std::memcpy(out.data(), kDeltaMagic.data(), kDeltaMagic.size());
   out[4] = std::byte{kDeltaVersion};
   out[5] = static_cast<std::byte>(element_bytes_);
@@ -308,21 +381,15 @@ std::optional<std::span<const std::byte>> DeltaEncoder::Finish(
   for (size_t i = 0; i < page_count_; ++i) {
     schema::PutLittleEndian(out, kDeltaPageDigestsOffset + 8 * i, page_digests[i]);
   }
-  FillPageTable();
-  FillPlanes();
-  PackSymbols(sparse_, packed_sparse_);
-  PackSymbols(dense_, packed_dense_);
   uint32_t index = 0;
-  for (const auto* stream :
-       {&page_table_, &gaps_, &packed_sparse_, &packed_dense_, &values_, &raw_}) {
-    if (!AppendStream(index++, *stream, max_bytes)) return std::nullopt;
+  for (const auto* stream : fixed) {
+    const Coding coding = stream == &raw_ ? Coding::kRaw : Coding::kMatches;
+    if (!AppendStream(index++, coding, *stream, max_bytes)) return std::nullopt;
   }
-  const size_t wide_count = wide_.size() / element_bytes_;
   for (size_t plane = 0; plane < element_bytes_; ++plane) {
-    const auto stream = std::span(planes_).subspan(plane * wide_count, wide_count);
-    if (!AppendStream(index++, stream, max_bytes)) return std::nullopt;
+    if (!AppendStream(index++, codings_[plane], Plane(plane), max_bytes)) return std::nullopt;
   }
-  return delta_;
+  return out.first(delta_bytes_);
 }
 
 }  // namespace cairn::core::internal

@@ -5,6 +5,7 @@
 ///   for each page: encoder.AddPage(base_page, page), or encoder.AddUnchangedPage();
 ///   auto delta = encoder.Finish(page_digests, max_bytes);   // nothing if it does not pay off
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -18,6 +19,13 @@
 struct ZSTD_CCtx_s;  // from zstd
 
 namespace cairn::core::internal {
+
+/// How the byte planes of complete pages are stored.
+struct PlaneCodings {
+  enum class Coding : uint8_t { kRaw, kLiterals, kMatches };
+  std::array<Coding, 8> planes{};
+  uint64_t stored_bytes = 0;  // of the pages from which this was decided
+};
 
 /// Encodes chunks one after another.
 ///
@@ -43,6 +51,12 @@ class DeltaEncoder {
   /// Adds the next page without an earlier version: its elements as byte planes. A chunk of such
   /// pages is compressed, and can be read without another one.
   void AddCompletePage(std::span<const std::byte> page);
+  /// Decides from the complete pages that were added, a sample of a chunk, how its planes should be
+  /// stored: as they are, with codes for their bytes only, which is several times as fast as the
+  /// rest of zstd, or also with matches, if these save more. Cost: compresses them twice.
+  PlaneCodings ChoosePlaneCodings();
+  /// Stores the planes of the chunk in this way; without a call, with matches. Call after Begin.
+  void SetPlaneCodings(const PlaneCodings& codings) { codings_ = codings.planes; }
   /// Adds the next page, whose bytes are equal in both versions.
   void AddUnchangedPage();
 
@@ -56,8 +70,13 @@ class DeltaEncoder {
   /// chunk. The bytes are valid until the next call of Begin or Finish.
   std::optional<std::span<const std::byte>> Finish(std::span<const uint64_t> page_digests,
                                                    uint64_t max_bytes);
+  /// Moves the bytes that Finish returned to the beginning of `bytes`, whose memory the encoder
+  /// uses from now on. The rest of `bytes` is unspecified.
+  void ExchangeBuffer(std::vector<std::byte>& bytes) { delta_.swap(bytes); }
 
  private:
+  using Coding = PlaneCodings::Coding;
+
   template <typename T>
   void EncodePage(std::span<const std::byte> base, std::span<const std::byte> page);
   void AppendGaps(std::span<const uint16_t> positions, size_t element_count);
@@ -72,13 +91,23 @@ class DeltaEncoder {
   uint8_t ChooseThreshold(std::span<const std::byte> base, std::span<const std::byte> page);
   void StoreRawPage(std::span<const std::byte> page);
   void FillPageTable();
-  void FillPlanes();
+  void ReservePlanes();
+  size_t PlaneStride() const { return chunk_bytes_ / element_bytes_; }
+  std::span<const std::byte> Plane(size_t plane) const {
+    return {planes_.get() + plane * PlaneStride(), wide_count_};
+  }
+  /// Compresses `stream` to `target` and returns the length, which is less than the stream's;
+  /// nothing if that is impossible.
+  std::optional<size_t> CompressStream(Coding coding, std::span<const std::byte> stream,
+                                       std::byte* target);
   /// Appends a stream and its directory entry. Returns whether the delta still fits.
-  bool AppendStream(uint32_t index, std::span<const std::byte> stream, uint64_t max_bytes);
+  bool AppendStream(uint32_t index, Coding coding, std::span<const std::byte> stream,
+                    uint64_t max_bytes);
 
   struct FreeContext {
     void operator()(ZSTD_CCtx_s* context) const;
   };
+  using Context = std::unique_ptr<ZSTD_CCtx_s, FreeContext>;
 
   uint32_t element_bytes_ = 1;
   uint64_t chunk_bytes_ = 0;
@@ -93,16 +122,22 @@ class DeltaEncoder {
   std::vector<std::byte> dense_;   // symbols, not packed
   std::vector<std::byte> values_;
   std::vector<std::byte> raw_;
-  std::vector<std::byte> wide_;  // values of 255 or more, element_bytes_ each
+  size_t wide_count_ = 0;            // elements in planes_
+  std::array<Coding, 8> codings_{};  // of the planes
 
   // Scratch.
   std::unique_ptr<PageElements> elements_;
   std::vector<std::byte> page_table_;
   std::vector<std::byte> packed_sparse_;
   std::vector<std::byte> packed_dense_;
-  std::vector<std::byte> planes_;
-  std::vector<std::byte> delta_;
-  std::unique_ptr<ZSTD_CCtx_s, FreeContext> context_;
+  std::vector<std::byte> delta_;  // the first delta_bytes_ are used
+  size_t delta_bytes_ = 0;
+  /// The bytes of wide values and complete pages: planes with room for the whole chunk. Not
+  /// initialized; only grows.
+  std::unique_ptr<std::byte[]> planes_;
+  size_t planes_bytes_ = 0;
+  Context matches_;
+  Context literals_;  // finds no matches, only codes the bytes: several times as fast
 };
 
 }  // namespace cairn::core::internal

@@ -1,6 +1,9 @@
 #include "core/save/internal/chunk_writer.h"
 
+#include <atomic>
 #include <cstddef>
+#include <deque>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -21,6 +24,7 @@
 #include "core/step/internal/tensor_records.h"
 #include "kv/base/catch_exhaustion.h"
 #include "kv/base/key.h"
+#include "kv/base/mutex.h"
 #include "kv/base/payload.h"
 #include "kv/base/step_info.h"
 
@@ -94,6 +98,13 @@ class ChunkWriter {
     std::vector<PlannedChunk> chunks;
     uint64_t bytes = 0;
   };
+  /// A chunk that one of the threads compresses.
+  struct Compression {
+    explicit Compression(PlannedChunk* planned) : chunk(planned) {}
+    PlannedChunk* chunk;
+    std::atomic<bool> is_begun = false;
+    std::atomic<bool> is_done = false;
+  };
   /// Where the bytes of a chunk are now.
   struct Stored {
     kv::ChunkExtents extents;
@@ -101,10 +112,10 @@ class ChunkWriter {
   };
 
   /// Begins to digest the candidates of the window that is being filled, and writes the window that
-  /// was digested before.
+  /// was digested before, while its next chunks are compressed.
   Result<void> FlushWindow() {
     context_.pool.Finish();
-    Window ready = std::exchange(digested_, std::exchange(filling_, {}));
+    ready_ = std::exchange(digested_, std::exchange(filling_, {}));
     scanned_.clear();
     for (PlannedChunk& chunk : digested_.chunks) {
       const bool needs_digest = chunk.is_candidate() || IsWorthCompressing(chunk) ||
@@ -113,20 +124,27 @@ class ChunkWriter {
         scanned_.push_back(&chunk);
       }
     }
-    PlanChanges(ready);
-    if (context_.compress) CompressChunks(ready);
+    PlanChanges(ready_);
+    FindCompressions();
     scan_groups_ = GroupByBytes(std::span(scanned_),
                                 [](const PlannedChunk* chunk) { return chunk->length_bytes; });
-    context_.pool.Start(scan_groups_.size(), [this](size_t i, size_t worker) {
-      for (PlannedChunk* const chunk : scan_groups_[i]) {
+    const size_t compressions = compressions_.size();
+    context_.pool.Start(compressions + scan_groups_.size(), [=, this](size_t i, size_t worker) {
+      if (i < compressions) return Run(compressions_[i], worker);
+      for (PlannedChunk* const chunk : scan_groups_[i - compressions]) {
         std::optional<ChunkStatisticsAccumulator> statistics;
         if (NeedsStatistics(*chunk)) statistics.emplace(context_.plan.tensors[chunk->tensor].dtype);
         ScanChunk(*chunk, std::move(statistics), scratch_[worker]);
       }
     });
-    for (const PlannedChunk& chunk : ready.chunks) {
+    auto compression = compressions_.begin();
+    for (PlannedChunk& chunk : ready_.chunks) {
+      if (compression != compressions_.end() && compression->chunk == &chunk) {
+        Await(*compression++);
+      }
       CAIRN_TRY(AddTensorRecords(chunk.tensor + 1));
       CAIRN_TRY(Write(chunk));
+      if (chunk.is_compressed) GiveBuffer(std::move(chunk.delta));
     }
     return {};
   }
@@ -172,29 +190,68 @@ class ChunkWriter {
            chunk.length_bytes >= kMinCompressibleBytes &&
            chunk.length_bytes <= kMaxCompressibleBytes;
   }
-  /// Compresses the chunks of which no other form was planned.
-  void CompressChunks(Window& window) {
-    std::vector<PlannedChunk*> chunks;
-    for (PlannedChunk& chunk : window.chunks) {
+  /// Lists the chunks of `ready_` of which no other form was planned.
+  void FindCompressions() {
+    compressions_.clear();
+    for (PlannedChunk& chunk : ready_.chunks) {
       const bool is_planned = chunk.is_unchanged() || chunk.ranges || !chunk.delta.empty();
-      if (!is_planned && IsWorthCompressing(chunk)) chunks.push_back(&chunk);
+      if (!is_planned && IsWorthCompressing(chunk)) compressions_.emplace_back(&chunk);
     }
-    context_.pool.Run(chunks.size(), [&](size_t i, size_t worker) {
-      PlannedChunk& chunk = *chunks[i];
-      const HostPayload payload = chunk.host_payload();
-      bool has_changed = false;
-      const auto page_at = [&](uint64_t page) {
-        const auto bytes = payload.StablePage(page, scratch_[worker]);
-        has_changed |= chunk.may_change && kv::PageDigest(bytes) != chunk.page_digests[page];
-        return bytes;
-      };
-      auto compressed = Compress(compressors_[worker],
-                                 schema::ElementBytes(context_.plan.tensors[chunk.tensor].dtype),
-                                 chunk.length_bytes, page_at, chunk.page_digests);
-      if (!compressed || has_changed) return;  // Append notices the change
-      chunk.delta = *std::move(compressed);
-      chunk.is_compressed = true;
+  }
+  /// Compresses the chunk, unless a thread has begun to. Threads: any.
+  void Run(Compression& compression, size_t worker) {
+    if (compression.is_begun.exchange(true)) return;
+    // However this ends, also by an exception, the thread that writes must stop waiting.
+    const std::unique_ptr<Compression, void (*)(Compression*)> end(&compression, [](auto* ended) {
+      ended->is_done = true;
+      ended->is_done.notify_one();
     });
+    CompressChunk(*compression.chunk, worker);
+  }
+  /// Returns once the chunk is compressed. Until then, compresses chunks that no thread has begun.
+  void Await(const Compression& needed) {
+    constexpr size_t kOwnWorker = 0;  // of the thread that calls WorkerPool::Finish
+    size_t next = 0;
+    while (!needed.is_done) {
+      while (next < compressions_.size() && compressions_[next].is_begun) ++next;
+      if (next < compressions_.size()) {
+        Run(compressions_[next], kOwnWorker);
+      } else {
+        needed.is_done.wait(false);
+      }
+    }
+  }
+  void CompressChunk(PlannedChunk& chunk, size_t worker) {
+    const HostPayload payload = chunk.host_payload();
+    bool has_changed = false;
+    const auto page_at = [&](uint64_t page) {
+      const auto bytes = payload.StablePage(page, scratch_[worker]);
+      has_changed |= chunk.may_change && kv::PageDigest(bytes) != chunk.page_digests[page];
+      return bytes;
+    };
+    std::vector<std::byte> compressed = TakeBuffer();
+    if (Compress(compressors_[worker],
+                 schema::ElementBytes(context_.plan.tensors[chunk.tensor].dtype),
+                 chunk.length_bytes, page_at, chunk.page_digests, compressed) &&
+        !has_changed) {  // otherwise, Append notices the change
+      chunk.delta = std::move(compressed);
+      chunk.is_compressed = true;
+    } else {
+      GiveBuffer(std::move(compressed));
+    }
+  }
+  /// Memory that compressed chunks use one after another, because new memory costs more time than
+  /// to copy the bytes.
+  std::vector<std::byte> TakeBuffer() {
+    const MutexLock lock(mutex_);
+    if (buffers_.empty()) return {};
+    std::vector<std::byte> buffer = std::move(buffers_.back());
+    buffers_.pop_back();
+    return buffer;
+  }
+  void GiveBuffer(std::vector<std::byte> buffer) {
+    const MutexLock lock(mutex_);
+    buffers_.push_back(std::move(buffer));
   }
 
   /// True if the page digests of the chunk's base should be read.
@@ -309,6 +366,7 @@ class ChunkWriter {
   const ChunkWriterContext context_;
   size_t next_tensor_ = 0;                       // the first whose record is not added yet
   std::vector<std::vector<std::byte>> scratch_;  // one page per worker
+  Window ready_;                                 // is being written
   Window filling_;
   Window digested_;                                    // or is being digested
   std::vector<PlannedChunk*> scanned_;                 // in digested_; their bytes are being read
@@ -319,7 +377,10 @@ class ChunkWriter {
   std::optional<ChunkDeltas> deltas_;      // empty: no base
   std::optional<EqualChunks> equal_;       // empty: nothing is shared
   std::vector<DeltaEncoder> compressors_;  // one per worker
-  bool follows_delta_ = false;             // the last payload that was appended is a delta
+  std::deque<Compression> compressions_;   // chunks of ready_, in its order
+  Mutex mutex_;
+  std::vector<std::vector<std::byte>> buffers_ CAIRN_GUARDED_BY(mutex_);
+  bool follows_delta_ = false;  // the last payload that was appended is a delta
   WrittenChunks written_;
 };
 

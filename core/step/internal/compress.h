@@ -19,11 +19,12 @@ inline constexpr uint64_t kMaxCompressibleBytes = 64 << 20;
 /// Returns page `page` of the chunk, which is valid until the next call.
 using PageSource = std::function<std::span<const std::byte>(uint64_t page)>;
 
-/// Returns the chunk as a delta of zeros, or nothing if it does not become shorter by at least a
-/// 20th. `page_digests` are the chunk's. Requires a length within the limits above.
-std::optional<std::vector<std::byte>> Compress(DeltaEncoder& encoder, uint32_t element_bytes,
-                                               uint64_t chunk_bytes, const PageSource& pages,
-                                               std::span<const uint64_t> page_digests);
+/// Sets `compressed` to the chunk as a delta of zeros. Returns false if the chunk does not become
+/// shorter by at least a 20th; two pages in the middle are tried first. `page_digests` are the
+/// chunk's. Requires a length within the limits above. The memory of `compressed` is used again.
+bool Compress(DeltaEncoder& encoder, uint32_t element_bytes, uint64_t chunk_bytes,
+              const PageSource& pages, std::span<const uint64_t> page_digests,
+              std::vector<std::byte>& compressed);
 
 /// Compresses a chunk in memory; see kv::CompressCallback.
 std::optional<std::vector<std::byte>> CompressBytes(std::span<const std::byte> bytes,

@@ -1,6 +1,8 @@
 #include "core/step/internal/delta_chain.h"
 
 #include <algorithm>
+#include <memory>
+#include <optional>
 #include <utility>
 
 #include "kv/base/digest.h"
@@ -26,23 +28,14 @@ bool IsIntact(const kv::Snapshot& snapshot, const kv::Extent& extent) {
   return computed == stored;
 }
 
-/// Sets `read.chain`. `ranges` begins with the deltas of the chunk, which were read.
-Result<void> ParseDeltas(const StepView& view, const DeltaRead& read,
-                         std::span<const kv::ReadRange> ranges) {
-  std::vector<Delta> deltas;
-  for (size_t i = read.first; i < read.chunk->deltas.size(); ++i) {
-    const kv::ReadRange& range = ranges[i - read.first];
-    auto delta = Delta::Parse(range.target, read.chunk->length_bytes());
-    if (!delta) {
-      Error error = DamagedBytes(view, *read.fqn, range.segment_id, delta.error().message,
-                                 range.offset_bytes);
-      error.code = delta.error().code;  // a newer version is not damage
-      return Fail(std::move(error));
-    }
-    deltas.push_back(*std::move(delta));
-  }
-  *read.chain = DeltaChain(std::move(deltas));
-  return {};
+/// Returns the delta of a chunk that was read.
+Result<Delta> ParseDelta(const StepView& view, const DeltaRead& read, const kv::ReadRange& range) {
+  auto delta = Delta::Parse(range.target, read.chunk->length_bytes());
+  if (delta) return delta;
+  Error error =
+      DamagedBytes(view, *read.fqn, range.segment_id, delta.error().message, range.offset_bytes);
+  error.code = delta.error().code;  // a newer version is not damage
+  return Fail(std::move(error));
 }
 
 }  // namespace
@@ -77,27 +70,35 @@ Result<uint64_t> ReadDeltas(const StepView& view, std::span<const DeltaRead> rea
   for (const DeltaRead& read : reads) {
     for (const kv::Extent& delta : deltas_of(read)) total_bytes += delta.length_bytes;
   }
-  const auto memory = std::make_unique_for_overwrite<std::byte[]>(total_bytes);
+  const auto memory = std::make_shared_for_overwrite<std::byte[]>(total_bytes);
   std::span<std::byte> free(memory.get(), total_bytes);
   std::vector<kv::ReadRange> ranges;
-  std::vector<size_t> begins;  // of each chunk, in `ranges`
+  std::vector<const DeltaRead*> readers;  // of the ranges
   for (const DeltaRead& read : reads) {
-    begins.push_back(ranges.size());
     for (const kv::Extent& delta : deltas_of(read)) {
       ranges.push_back({.segment_id = delta.segment_id,
                         .offset_bytes = delta.offset_bytes,
                         .target = free.first(delta.length_bytes)});
+      readers.push_back(&read);
       free = free.subspan(delta.length_bytes);
     }
   }
-  CAIRN_TRY_ASSIGN(const uint64_t bytes,
-                   view.snapshot->Read(ranges, kv::WorkerThreads(),
-                                       [](size_t, auto) { return Result<void>(); }));
-  std::vector<Result<void>> parsed(reads.size());
-  kv::ParallelFor(reads.size(), [&](size_t i, size_t) {
-    parsed[i] = ParseDeltas(view, reads[i], std::span(ranges).subspan(begins[i]));
-  });
-  for (const Result<void>& one : parsed) CAIRN_TRY(one);
+  // A thread decompresses what has arrived, while other deltas are read.
+  std::vector<std::optional<Result<Delta>>> parsed(ranges.size());
+  const auto on_read = [&](size_t i, auto) -> Result<void> {
+    parsed[i] = ParseDelta(view, *readers[i], ranges[i]);
+    return {};
+  };
+  CAIRN_TRY_ASSIGN(const uint64_t bytes, view.snapshot->Read(ranges, kv::WorkerThreads(), on_read));
+  auto next = parsed.begin();
+  for (const DeltaRead& read : reads) {
+    std::vector<Delta> deltas;
+    for (size_t i = 0; i < deltas_of(read).size(); ++i) {
+      CAIRN_TRY_ASSIGN(Delta delta, *std::move(*next++));
+      deltas.push_back(std::move(delta));
+    }
+    *read.chain = DeltaChain(std::move(deltas), memory);
+  }
   return bytes;
 }
 

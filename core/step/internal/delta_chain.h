@@ -22,7 +22,9 @@ class DeltaChain {
  public:
   /// A chain without deltas: Apply changes nothing.
   DeltaChain() = default;
-  explicit DeltaChain(std::vector<Delta> deltas) : deltas_(std::move(deltas)) {}
+  /// `memory` has the bytes that the deltas borrow; shared by the chains that were read together.
+  DeltaChain(std::vector<Delta> deltas, std::shared_ptr<const std::byte[]> memory)
+      : deltas_(std::move(deltas)), memory_(std::move(memory)) {}
 
   bool empty() const { return deltas_.empty(); }
   /// Applies the deltas to a page: replaces its bytes in the version before the first delta by its
@@ -35,6 +37,7 @@ class DeltaChain {
 
  private:
   std::vector<Delta> deltas_;
+  std::shared_ptr<const std::byte[]> memory_;
 };
 
 /// Deltas that are read together before they are applied: as many as exceed this cost.
