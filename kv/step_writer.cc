@@ -320,13 +320,14 @@ Result<void> StepWriter::AddRecord(Column column, std::string_view key,
     return Fail(Invalid(*attempt_, "records of this kind cannot be added"));
   }
   if (column == Column::kTensors) {
-    attempt_->segments.SetTensor(key, record);
-    if (attempt_->has_ranks() && !attempt_->gathered) return {};
+    const internal::TableRecord tensor = attempt_->segments.SetTensor(key, record);
+    const bool is_for_step = !attempt_->has_ranks() || attempt_->gathered;
+    return is_for_step ? attempt_->AddEntry(tensor) : Result<void>();
   }
   return attempt_->AddEntry(column, key, record);
 }
 
-Result<void> StepWriter::AddChunk(std::string_view key, ChunkEntry entry, bool reused) {
+Result<void> StepWriter::AddChunk(std::string_view key, const ChunkEntry& entry, bool reused) {
   StepAttempt& attempt = *attempt_;
   CAIRN_TRY(attempt.CheckUsable());
   bool is_appended = false;
@@ -336,12 +337,13 @@ Result<void> StepWriter::AddChunk(std::string_view key, ChunkEntry entry, bool r
   CAIRN_TRY(CheckOrder(attempt, reused || is_appended,
                        "a chunk must be added before the next one is appended"));
   ++attempt.chunk_count;
+  attempt.live_bytes.Add(entry.extents);
   if (reused) {
     ++attempt.reused_chunk_count;
-    return attempt.AddEntry(Column::kChunks, key, internal::EncodeChunk(entry));
+    return attempt.AddEntry(Column::kChunks, key, attempt.chunk_encoder.Encode(entry));
   }
   // The offset of its page digests is known only when the segment is sealed.
-  attempt.segments.AddChunk(key, std::move(entry));
+  attempt.segments.AddChunk(key, entry);
   return {};
 }
 

@@ -75,7 +75,7 @@ class StepWriter {
   /// Adds a ChunkRecord. If `reused`, the base has these extents. Otherwise they come from the last
   /// Append, or from the last AppendPages with extents of the base between them, or from the base,
   /// with a delta from the last Append; so this call precedes the next append.
-  Result<void> AddChunk(std::string_view key, ChunkEntry entry, bool reused);
+  Result<void> AddChunk(std::string_view key, const ChunkEntry& entry, bool reused);
   /// Returns whether a chunk that was appended before is in the segment to which payload is
   /// appended now, without deltas of other segments. Then AddChunk may add the same extents once
   /// more, under another key, with `reused` false.

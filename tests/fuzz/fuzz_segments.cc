@@ -9,6 +9,7 @@
 #include "kv/storage/files/internal/memory_storage.h"
 #include "kv/storage/internal/object_reader.h"
 #include "tests/fuzz/fuzz_support.h"
+#include "tests/kv/encode_footer.h"
 
 namespace cairn::fuzz {
 namespace {
@@ -73,10 +74,8 @@ void FuzzFooter(Input input) {
   const SegmentHeader header{.segment_id = segment_id};
   CheckRoundTrip(
       decode,
-      [&](const std::vector<FooterEntry>& all) {
-        return EncodeSegmentFooter(header, *attempt, all);
-      },
-      EncodeSegmentFooter(header, *attempt, *entries));
+      [&](const std::vector<FooterEntry>& all) { return EncodeFooter(header, *attempt, all); },
+      EncodeFooter(header, *attempt, *entries));
 }
 
 /// Reads a segment without payload, whose trailer and footer are the input and whose checksums are

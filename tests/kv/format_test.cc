@@ -14,6 +14,7 @@
 #include "kv/root/internal/kv_records.h"
 #include "kv/segment/internal/segment_format.h"
 #include "schema/little_endian.h"
+#include "tests/kv/encode_footer.h"
 #include "tests/kv/sample_step.h"
 #include "tests/support/result_matchers.h"
 
@@ -120,7 +121,7 @@ TEST_F(SegmentFormatTest, FooterIsDecoded) {
       {.column = Column::kChunks,
        .key = ChunkKey("w", std::vector<uint64_t>{0}),
        .value = RandomBytes(2, 9)}};
-  const std::vector<std::byte> bytes = EncodeSegmentFooter(header_, "attempt", entries);
+  const std::vector<std::byte> bytes = EncodeFooter(header_, "attempt", entries);
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto found, DecodeSegmentFooter(bytes, header_.segment_id));
   ASSERT_EQ(found.size(), 2u);
   for (size_t i = 0; i < 2; ++i) {
@@ -139,6 +140,26 @@ TEST_F(SegmentFormatTest, FooterIsDecoded) {
     garbled[at] ^= std::byte{0xff};
     (void)DecodeSegmentFooter(garbled, header_.segment_id);
   }
+}
+
+TEST_F(SegmentFormatTest, FooterOfManyPiecesIsDecoded) {
+  std::vector<FooterEntry> entries;
+  for (uint32_t i = 0; i < 3000; ++i) {
+    entries.push_back({.column = Column::kChunks,
+                       .key = FqnKey(std::string(1 + i % 9, 'w')),
+                       .value = RandomBytes(i, i == 1000 ? 200'000 : i % 70)});
+  }
+  CAIRN_ASSERT_OK_AND_ASSIGN(
+      const auto found,
+      DecodeSegmentFooter(EncodeFooter(header_, "attempt", entries), header_.segment_id));
+  ASSERT_EQ(found.size(), entries.size());
+  for (size_t i = 0; i < found.size(); ++i) {
+    EXPECT_EQ(found[i].key, entries[i].key) << i;
+    EXPECT_EQ(found[i].value, entries[i].value) << i;
+  }
+  CAIRN_ASSERT_OK_AND_ASSIGN(
+      const auto none, DecodeSegmentFooter(EncodeFooter(header_, "", {}), header_.segment_id));
+  EXPECT_TRUE(none.empty());
 }
 
 TEST_F(SegmentFormatTest, FooterWhoseEntriesShareTheirBytesIsRefused) {
@@ -319,6 +340,46 @@ TEST(RecordsTest, ACompressedChunkConsistsOfADeltaOfZeros) {
   std::vector<uint64_t> segments;
   decoded.extents.ForEach([&](const Extent& extent) { segments.push_back(extent.segment_id); });
   EXPECT_EQ(segments, std::vector<uint64_t>{3});  // zeros are stored nowhere
+}
+
+TEST(RecordsTest, AnEncoderHasNothingLeftOfTheRecordsBefore) {
+  const auto extent = [](uint64_t n) {
+    return Extent{.segment_id = n,
+                  .offset_bytes = 4096 * n,
+                  .length_bytes = 300 + n,
+                  .page_digests_offset_bytes = 8 * n};
+  };
+  std::vector<ChunkEntry> entries;
+  for (uint64_t n = 1; n <= 3; ++n) {
+    entries.push_back({.sizes = {n, 7}, .extents = extent(n), .digest = {n, n}, .since_step = n});
+  }
+  entries.push_back({.sizes = {1}, .extents = extent(4), .digest = {5, 6}, .since_step = 1});
+  entries.push_back({.sizes = {1}, .extents = extent(4), .digest = {5, 6}, .since_step = 0});
+  entries.push_back({.sizes = {}, .extents = extent(5), .since_step = 9});
+  entries.push_back({.sizes = {2}, .extents = Extent::Zeros(70), .since_step = 9});
+  entries.back().extents.deltas = {extent(6)};
+  entries.push_back({.sizes = {2}, .extents = extent(7), .statistics = ChunkStatistics{.max = 1}});
+  entries.push_back({.sizes = {2}, .extents = extent(7), .since_step = 9});
+  entries.back().extents.payload = Extents(std::vector{Extent{1, 0, 65536, 0}, extent(8)});
+  ChunkEncoder encoder;
+  for (const ChunkEntry& before : entries) {
+    for (const ChunkEntry& entry : entries) {
+      (void)encoder.Encode(before);
+      const auto record = encoder.Encode(entry);
+      EXPECT_EQ(std::vector(record.begin(), record.end()), EncodeChunk(entry));
+    }
+  }
+}
+
+TEST(RecordsTest, PageDigestsOfOneSegmentAreMoved) {
+  ChunkEntry entry{.sizes = {2}, .extents = Extent{3, 0, 65536, 16}, .since_step = 9};
+  entry.extents.payload = Extents(std::vector{Extent{3, 0, 65536, 16}, Extent{4, 0, 9, 8}});
+  entry.extents.deltas = {{3, 70'000, 5, 24}, {5, 0, 6, 0}};
+  std::vector<std::byte> record = EncodeChunk(entry);
+  MovePageDigests(record, 3, 4096);
+  entry.extents.payload = Extents(std::vector{Extent{3, 0, 65536, 4112}, Extent{4, 0, 9, 8}});
+  entry.extents.deltas[0].page_digests_offset_bytes = 4120;
+  EXPECT_EQ(record, EncodeChunk(entry));
 }
 
 TEST(RecordsTest, BytesThatAreStoredNowhereAreRefused) {

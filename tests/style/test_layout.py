@@ -48,7 +48,7 @@ MAY_INCLUDE = {
     "kv/storage/cache": {"kv/base", "kv/io", "kv/storage", "kv/storage/files"},
     "kv/storage/open": {"kv/base", "kv/storage", "kv/storage/files", "kv/storage/rados",
                         "kv/storage/s3"},
-    "kv/segment": {"kv/base", "kv/io", "kv/storage", "kv/root"},
+    "kv/segment": {"kv/base", "kv/io", "kv/storage", "kv/table", "kv/root"},
     "kv/state": {"kv/base", "kv/io", "kv/storage", "kv/storage/files", "kv/table", "kv/root",
                  "kv/segment"},
     "kv/commit": {"kv/base", "kv/io", "kv/storage", "kv/table", "kv/root", "kv/segment",

@@ -272,7 +272,7 @@ class ChunkWriter {
     for (; next_tensor_ < end; ++next_tensor_) {
       const TensorInfo& info = context_.plan.tensors[next_tensor_];
       CAIRN_TRY(context_.writer.AddRecord(kv::Column::kTensors, kv::FqnKey(info.fqn),
-                                          EncodeTensor(info)));
+                                          tensor_encoder_.Encode(info)));
     }
     return {};
   }
@@ -364,6 +364,7 @@ class ChunkWriter {
   }
 
   const ChunkWriterContext context_;
+  TensorEncoder tensor_encoder_;
   size_t next_tensor_ = 0;                       // the first whose record is not added yet
   std::vector<std::vector<std::byte>> scratch_;  // one page per worker
   Window ready_;                                 // is being written

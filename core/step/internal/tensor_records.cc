@@ -36,8 +36,31 @@ std::string FormatNumbers(std::span<const uint64_t> numbers) {
   return fmt::format("[{}]", fmt::join(numbers, ", "));
 }
 
-std::vector<std::byte> EncodeTensor(const TensorInfo& info) {
-  flatbuffers::FlatBufferBuilder builder(256);
+std::span<const std::byte> TensorEncoder::Encode(const TensorInfo& info) {
+  // FlatBuffers omits numbers that are 0.
+  const bool has_usual_fields = !info.alias_of && !info.hidden && info.alias_offset_bytes == 0 &&
+                                static_cast<uint8_t>(info.dtype) != 0 && info.nbytes != 0 &&
+                                info.chunk_count != 0;
+  if (has_usual_fields && dimensions_ == info.shape.size()) {
+    auto* const record =
+        flatbuffers::GetMutableRoot<schema::TensorRecord>(builder_.GetBufferPointer());
+    for (size_t d = 0; d < info.shape.size(); ++d) {
+      record->mutable_shape()->Mutate(static_cast<uint32_t>(d), info.shape[d]);
+    }
+    record->mutate_dtype(static_cast<uint8_t>(info.dtype));
+    record->mutate_nbytes(info.nbytes);
+    record->mutate_chunk_count(info.chunk_count);
+  } else {
+    Build(info);
+    dimensions_.reset();
+    if (has_usual_fields) dimensions_ = info.shape.size();
+  }
+  return std::as_bytes(std::span(builder_.GetBufferPointer(), builder_.GetSize()));
+}
+
+void TensorEncoder::Build(const TensorInfo& info) {
+  flatbuffers::FlatBufferBuilder& builder = builder_;
+  builder.Clear();
   const auto shape = builder.CreateVector(info.shape);
   flatbuffers::Offset<flatbuffers::String> alias_of;
   flatbuffers::Offset<flatbuffers::Vector<uint64_t>> alias_strides;
@@ -50,10 +73,13 @@ std::vector<std::byte> EncodeTensor(const TensorInfo& info) {
                                  shape, info.nbytes, info.chunk_count, alias_of,
                                  info.alias_offset_bytes, alias_strides, info.hidden),
       schema::TensorRecordIdentifier());
-  const auto* data = reinterpret_cast<const std::byte*>(builder.GetBufferPointer());
-  std::vector<std::byte> bytes(data, data + builder.GetSize());
-  CAIRN_DCHECK(DecodeTensor(info.fqn, bytes).has_value());
-  return bytes;
+}
+
+std::vector<std::byte> EncodeTensor(const TensorInfo& info) {
+  TensorEncoder encoder;
+  const std::span<const std::byte> record = encoder.Encode(info);
+  CAIRN_DCHECK(DecodeTensor(info.fqn, record).has_value());
+  return {record.begin(), record.end()};
 }
 
 Result<TensorInfo> DecodeTensor(std::string_view fqn, std::span<const std::byte> bytes) {

@@ -2,6 +2,9 @@
 /// The records of tensors and chunks as core writes and reads them. Nothing is used before it is
 /// verified, and every error names the key. Threads: all functions are pure.
 
+#include <flatbuffers/flatbuffers.h>
+
+#include <cstddef>
 #include <optional>
 #include <span>
 #include <string>
@@ -12,8 +15,23 @@
 
 namespace cairn::core::internal {
 
-/// Encodes a TensorRecord of everything in `info` except its FQN, which is the key. Requires that
-/// the dtype is known, the sizes agree, and exactly aliases have strides; DecodeTensor checks this.
+/// Encodes TensorRecords. Cost: no allocation, and a copy of a few fields if the record before had
+/// the same fields, which nearly all records of a step have. Threads: one.
+class TensorEncoder {
+ public:
+  /// Returns a TensorRecord of everything in `info` except its FQN, which is the key. It is valid
+  /// until the next call. Requires that the dtype is known, the sizes agree, and exactly aliases
+  /// have strides; DecodeTensor checks this.
+  std::span<const std::byte> Encode(const TensorInfo& info);
+
+ private:
+  void Build(const TensorInfo& info);
+
+  flatbuffers::FlatBufferBuilder builder_;  // contains the last record
+  // The dimensions of the last record, if all records with as many have the same fields.
+  std::optional<size_t> dimensions_;
+};
+/// Encodes one record. See TensorEncoder.
 std::vector<std::byte> EncodeTensor(const TensorInfo& info);
 
 /// Decodes the TensorRecord of `fqn`. kDataLoss: it is damaged, or its sizes contradict each other.

@@ -61,10 +61,10 @@ Result<void> RankBatch::AddChunk(const TableRecord& record) {
   ChunkView chunk;
   CAIRN_TRY(chunk.Set(record.key.substr(1), record.value));
   const size_t dimensions = chunk.dimensions();
+  const TableRecord added = records_.Add(record);
   chunks_.push_back({.rank = rank_,
-                     .fqn_bytes = chunk.fqn().size(),
+                     .fqn = added.key.substr(1, chunk.fqn().size()),
                      .dimensions = dimensions,
-                     .record = records_.Add(record.key, record.value),
                      .length_bytes = chunk.length_bytes()});
   boxes_.resize(boxes_.size() + 2 * dimensions);
   const auto box = std::span(boxes_).last(2 * dimensions);
@@ -80,7 +80,7 @@ Result<void> RankBatch::AddSegment(const TableRecord& record) {
     return Fail(ErrorCode::kDataLoss,
                 fmt::format("the part of rank {} contains a segment of another", rank_));
   }
-  records_.Add(record.key, record.value);
+  records_.Add(record);
   return {};
 }
 
@@ -96,7 +96,7 @@ Result<void> RankBatch::ForEachChunk(
   const uint64_t* box = boxes_.data();
   for (const Chunk& chunk : chunks_) {
     CAIRN_TRY(visit({.rank = chunk.rank,
-                     .fqn = records_.At(chunk.record).key.substr(1, chunk.fqn_bytes),
+                     .fqn = chunk.fqn,
                      .length_bytes = chunk.length_bytes,
                      .offsets = {box, chunk.dimensions},
                      .sizes = {box + chunk.dimensions, chunk.dimensions}}));

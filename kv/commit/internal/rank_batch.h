@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -40,7 +41,7 @@ class RankBatch {
   Result<void> Add(const TableRecord& record);
   /// Sorts the records. Nothing can be added until Clear.
   Result<void> Finish();
-  /// Removes the records, and keeps the memory for those that follow. What was begun remains so.
+  /// Removes the records. What was begun remains so.
   void Clear();
 
   /// Length of the records of chunks and segments.
@@ -57,9 +58,8 @@ class RankBatch {
  private:
   struct Chunk {
     uint32_t rank = 0;
-    size_t fqn_bytes = 0;
+    std::string_view fqn;  // in records_
     size_t dimensions = 0;
-    size_t record = 0;  // the position in records_
     uint64_t length_bytes = 0;
   };
 

@@ -29,9 +29,9 @@ RecordSorter::~RecordSorter() {
   });
 }
 
-Result<void> RecordSorter::Add(std::string_view key, std::span<const std::byte> value) {
-  CAIRN_TRY(CheckRecord(key, value));
-  added_.Add(key, value);
+Result<void> RecordSorter::Add(const TableRecord& record) {
+  CAIRN_TRY(CheckRecord(record.key, record.value));
+  added_.Add(record);
   return added_.size_bytes() < std::min(kUnsortedBytes, memory_bytes_) ? Result<void>() : EndRun();
 }
 

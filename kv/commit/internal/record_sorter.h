@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <string_view>
 #include <vector>
 
 #include "kv/base/error.h"
@@ -31,7 +30,7 @@ class RecordSorter {
 
   /// Requires a key that was not added before. kInvalidArgument: CheckRecord refuses the record.
   /// kUnavailable, kResourceExhausted: the records cannot be spilled.
-  Result<void> Add(std::string_view key, std::span<const std::byte> value);
+  Result<void> Add(const TableRecord& record);
   /// Adds a run in memory. kUnavailable, kResourceExhausted: the records cannot be spilled.
   Result<void> AddRun(RecordRun run);
 

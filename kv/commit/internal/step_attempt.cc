@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "kv/base/catch_exhaustion.h"
-#include "kv/root/internal/kv_records.h"
 #include "kv/root/internal/root_record.h"
 #include "kv/state/internal/attempt_outcome.h"
 #include "kv/state/internal/root_change.h"
@@ -57,9 +56,7 @@ StepAttempt::StepAttempt(std::shared_ptr<StoreState> store_state, uint64_t step_
                 .pool = store->pool.get(),
                 .queues = store->queues.get(),
                 .free_space = [this](uint64_t& seen) { return FreeSpaceFor(seen); }},
-               [this](Column column, std::string_view key, std::span<const std::byte> value) {
-                 return AddEntry(column, key, value);
-               }),
+               [this](const TableRecord& record) { return AddEntry(record); }),
       records(store->storage, store->epoch, RecordSorter::kMemoryBytes,
               [this](uint64_t& seen) { return FreeSpaceFor(seen); }) {
   store->has_saved = true;
@@ -104,12 +101,11 @@ void StepAttempt::RemoveOwnObjects() {
 Result<void> StepAttempt::AddEntry(Column column, std::string_view key,
                                    std::span<const std::byte> value) {
   key_.assign(1, static_cast<char>(column)).append(key);
-  if (part != nullptr) return part->Add({.key = key_, .value = value});
-  if (column == Column::kChunks) {
-    CAIRN_TRY_ASSIGN(const ChunkExtents extents, DecodeChunkExtents(value));
-    live_bytes.Add(extents);
-  }
-  return records.Add(key_, value);
+  return AddEntry({.key = key_, .value = value});
+}
+
+Result<void> StepAttempt::AddEntry(const TableRecord& record) {
+  return part != nullptr ? part->Add(record) : records.Add(record);
 }
 
 Result<void> StepAttempt::CheckUsable() const {

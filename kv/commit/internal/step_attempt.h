@@ -20,9 +20,11 @@
 #include "kv/base/step_info.h"
 #include "kv/commit/internal/part_file.h"
 #include "kv/commit/internal/record_sorter.h"
+#include "kv/root/internal/kv_records.h"
 #include "kv/segment/internal/segment_stream.h"
 #include "kv/state/internal/live_bytes.h"
 #include "kv/state/internal/store_state.h"
+#include "kv/table/internal/record_run.h"
 
 namespace cairn::kv::internal {
 
@@ -40,6 +42,7 @@ class StepAttempt {
   bool has_ranks() const { return options.world_size > 1; }
 
   /// Adds a record to the step, or to the part of a joined rank.
+  Result<void> AddEntry(const TableRecord& record);
   Result<void> AddEntry(Column column, std::string_view key, std::span<const std::byte> value);
   StepInfo InfoOf(const StepSummary& summary) const;
   /// Returns the header of an object that a rank puts for this attempt.
@@ -70,6 +73,7 @@ class StepAttempt {
   std::unique_ptr<PartWriter> part;  // of a joined rank
   RecordSorter records;              // of rank 0, from all ranks
   LiveBytes live_bytes;              // of the chunks in records
+  ChunkEncoder chunk_encoder;        // for reused chunks
   Digest structure;
   bool has_structure = false;
   uint64_t chunk_count = 0;

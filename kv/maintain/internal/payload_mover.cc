@@ -76,9 +76,7 @@ PayloadMover::PayloadMover(const CompactContext& context, std::shared_ptr<const 
       blocks_(context.state.options.io->block_bytes,
               std::min(kBlocks, context.state.options.io->queue_depth)),
       stream_(StreamOptions(context.state, name, blocks_),
-              [this](Column column, std::string_view, std::span<const std::byte> record) {
-                return OnRecord(column, record);
-              }) {}
+              [this](const TableRecord& record) { return OnRecord(record); }) {}
 
 PayloadMover::~PayloadMover() {
   CleanUp([&] {
@@ -90,9 +88,9 @@ PayloadMover::~PayloadMover() {
   });
 }
 
-Result<void> PayloadMover::OnRecord(Column column, std::span<const std::byte> record) {
-  if (column != Column::kChunks) return {};
-  CAIRN_TRY_ASSIGN(const ChunkExtents extents, DecodeChunkExtents(record));
+Result<void> PayloadMover::OnRecord(const TableRecord& record) {
+  if (record.column() != Column::kChunks) return {};
+  CAIRN_TRY_ASSIGN(const ChunkExtents extents, DecodeChunkExtents(record.value));
   CAIRN_CHECK(!pending_.empty() && extents.payload.size() == 1);
   pending_.front()->push_back(extents.payload.front());
   pending_.pop_front();

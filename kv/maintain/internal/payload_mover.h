@@ -70,7 +70,7 @@ class PayloadMover {
   Result<std::vector<std::byte>> ReadChunk(const ChunkVersion& chunk,
                                            std::vector<uint64_t>& page_digests) const;
   Result<void> AwaitTurn(uint64_t bytes);
-  Result<void> OnRecord(Column column, std::span<const std::byte> record);
+  Result<void> OnRecord(const TableRecord& record);
 
   const CompactContext& context_;
   const std::shared_ptr<const Snapshot> snapshot_;

@@ -120,8 +120,33 @@ Result<SegmentInfo> ReadSegmentRecord(const TableStack& tables, uint64_t segment
   return Fail(ErrorCode::kDataLoss, "a step has no record of a segment that it uses");
 }
 
-std::vector<std::byte> EncodeChunk(const ChunkEntry& entry) {
-  flatbuffers::FlatBufferBuilder builder(256);
+std::span<const std::byte> ChunkEncoder::Encode(const ChunkEntry& entry) {
+  const ChunkExtents& extents = entry.extents;
+  const Extent& first = extents.payload.front();
+  const bool has_usual_fields = extents.payload.size() == 1 && !first.is_zeros() &&
+                                extents.deltas.empty() && !entry.statistics &&
+                                entry.since_step != 0;
+  const std::pair dimensions_and_page_bits(entry.sizes.size(), first.page_bits);
+  if (has_usual_fields && dimensions_and_page_bits_ == dimensions_and_page_bits) {
+    auto* const record =
+        flatbuffers::GetMutableRoot<schema::ChunkRecord>(builder_.GetBufferPointer());
+    for (size_t d = 0; d < entry.sizes.size(); ++d) {
+      record->mutable_sizes()->Mutate(static_cast<uint32_t>(d), entry.sizes[d]);
+    }
+    *record->mutable_extent() = ToSchema(first);
+    *record->mutable_digest() = ToSchema(entry.digest);
+    record->mutate_since_step(entry.since_step);
+  } else {
+    Build(entry);
+    dimensions_and_page_bits_.reset();
+    if (has_usual_fields) dimensions_and_page_bits_ = dimensions_and_page_bits;
+  }
+  return std::as_bytes(std::span(builder_.GetBufferPointer(), builder_.GetSize()));
+}
+
+void ChunkEncoder::Build(const ChunkEntry& entry) {
+  flatbuffers::FlatBufferBuilder& builder = builder_;
+  builder.Clear();
   const schema::Digest digest = ToSchema(entry.digest);
   const ChunkExtents& extents = entry.extents;
   const bool is_compressed = extents.is_compressed();
@@ -146,9 +171,27 @@ std::vector<std::byte> EncodeChunk(const ChunkEntry& entry) {
   record.add_since_step(entry.since_step);
   if (statistics) record.add_statistics(&*statistics);
   schema::FinishChunkRecordBuffer(builder, record.Finish());
-  std::vector<std::byte> bytes = TakeBytes(builder);
-  CAIRN_DCHECK(DecodeChunkExtents(bytes).has_value());
-  return bytes;
+}
+
+std::vector<std::byte> EncodeChunk(const ChunkEntry& entry) {
+  ChunkEncoder encoder;
+  const std::span<const std::byte> record = encoder.Encode(entry);
+  CAIRN_DCHECK(DecodeChunkExtents(record).has_value());
+  return {record.begin(), record.end()};
+}
+
+void MovePageDigests(std::span<std::byte> record, uint64_t segment_id, uint64_t bytes) {
+  auto* const chunk = flatbuffers::GetMutableRoot<schema::ChunkRecord>(record.data());
+  const auto move = [&](schema::Extent* extent) {
+    if (extent == nullptr || extent->segment_id() != segment_id) return;
+    extent->mutate_page_digests_offset_bytes(extent->page_digests_offset_bytes() + bytes);
+  };
+  move(chunk->mutable_extent());
+  for (auto* const more : {chunk->mutable_further_extents(), chunk->mutable_steps()}) {
+    for (uint32_t i = 0; more != nullptr && i < more->size(); ++i) {
+      move(more->GetMutableObject(i));
+    }
+  }
 }
 
 Result<ChunkEntry> DecodeChunk(std::span<const std::byte> record) {

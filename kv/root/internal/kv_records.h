@@ -3,8 +3,12 @@
 /// record and kUnimplemented for one of a newer format version.
 
 #include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kv/base/chunk_record.h"
@@ -38,8 +42,26 @@ Result<SegmentInfo> DecodeSegment(std::span<const std::byte> record);
 /// it. Returns the errors of TableStack::Get, too.
 Result<SegmentInfo> ReadSegmentRecord(const TableStack& tables, uint64_t segment_id);
 
-/// Requires extents that kv::ReadExtents accepts.
+/// Encodes ChunkRecords. Cost: no allocation, and a copy of a few fields if the record before had
+/// the same fields, which nearly all records of a step have. Threads: one.
+class ChunkEncoder {
+ public:
+  /// Returns the record, aligned to 8 bytes and valid until the next call. Requires extents that
+  /// kv::ReadExtents accepts.
+  std::span<const std::byte> Encode(const ChunkEntry& entry);
+
+ private:
+  void Build(const ChunkEntry& entry);
+
+  flatbuffers::FlatBufferBuilder builder_;  // contains the last record
+  // The fields of the last record, if they have one length in all records with these values.
+  std::optional<std::pair<size_t, uint8_t>> dimensions_and_page_bits_;
+};
+/// Encodes one record. See ChunkEncoder.
 std::vector<std::byte> EncodeChunk(const ChunkEntry& entry);
+/// Adds `bytes` to the positions of the page digests of the extents that are in this segment.
+/// Requires a record that EncodeChunk returned.
+void MovePageDigests(std::span<std::byte> record, uint64_t segment_id, uint64_t bytes);
 Result<ChunkEntry> DecodeChunk(std::span<const std::byte> record);
 /// Returns only the extents. See kv::ReadExtents.
 Result<ChunkExtents> DecodeChunkExtents(std::span<const std::byte> record);

@@ -8,6 +8,8 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
+#include <cstring>
 
 #include "kv/base/digest.h"
 #include "kv/base/div.h"
@@ -136,33 +138,82 @@ Result<SegmentTrailer> DecodeSegmentTrailer(std::span<const std::byte, kSegmentT
   return trailer;
 }
 
-std::vector<std::byte> EncodeSegmentFooter(const SegmentHeader& header, const std::string& attempt,
-                                           std::span<const FooterEntry> entries) {
-  constexpr size_t kEntryOverheadBytes = 40;  // table, lengths, padding
-  size_t bytes = 1024;
-  for (const FooterEntry& entry : entries) {
-    bytes += kEntryOverheadBytes + entry.key.size() + entry.value.size();
-  }
-  flatbuffers::FlatBufferBuilder builder(bytes);
-  std::vector<flatbuffers::Offset<schema::FooterEntry>> offsets;
-  offsets.reserve(entries.size());
-  for (const FooterEntry& entry : entries) {
-    const auto value = builder.CreateVector(reinterpret_cast<const uint8_t*>(entry.value.data()),
-                                            entry.value.size());
-    const auto key =
-        builder.CreateVector(reinterpret_cast<const uint8_t*>(entry.key.data()), entry.key.size());
-    offsets.push_back(
-        schema::CreateFooterEntry(builder, static_cast<uint8_t>(entry.column), key, value));
-  }
+// FlatBufferBuilder needs all of a buffer in memory, and searches for the vtable of every table. So
+// it writes only the head, which ends with the offsets of the entries. After it there are the
+// vtable of the entries, and of each entry its table, its key and its value.
+namespace {
+
+static_assert(std::endian::native == std::endian::little);
+
+constexpr size_t kFooterPieceBytes = 64 << 10;
+using FooterEntries =
+    flatbuffers::Offset<flatbuffers::Vector<flatbuffers::Offset<schema::FooterEntry>>>;
+using FooterTable = std::array<uint32_t, 4>;  // to the vtable, to the key, to the value, column
+/// Length of the vtable, of the table, and the positions of the fields in it; then padding.
+constexpr std::array<uint16_t, 6> kFooterVtable = {10, sizeof(FooterTable), 12, 4, 8};
+
+/// Length of a vector, with zeros after it up to a multiple of 4.
+uint32_t VectorBytes(uint64_t length_bytes) {
+  return static_cast<uint32_t>(sizeof(uint32_t) + RoundUp(length_bytes, sizeof(uint32_t)));
+}
+
+uint32_t FooterEntryBytes(const TableRecord& record) {
+  return sizeof(FooterTable) + VectorBytes(record.key.size() - 1) +
+         VectorBytes(record.value.size());
+}
+
+/// `target` is zeros.
+void PutVector(std::span<const std::byte> bytes, std::byte* target) {
+  const auto length_bytes = static_cast<uint32_t>(bytes.size());
+  std::memcpy(target, &length_bytes, sizeof(length_bytes));
+  if (!bytes.empty()) std::memcpy(target + sizeof(length_bytes), bytes.data(), bytes.size());
+}
+
+}  // namespace
+
+Result<void> EncodeSegmentFooter(const SegmentHeader& header, const std::string& attempt,
+                                 const RecordList& records, const FooterCallback& put) {
+  std::vector<uint32_t> offsets;  // from the place of the offset
+  offsets.reserve(records.count());
+  uint32_t position = sizeof(kFooterVtable);  // after the head
+  CAIRN_TRY(records.ForEach([&](const uint64_t* words) -> Result<void> {
+    const uint64_t rest_count = records.count() - offsets.size();
+    offsets.push_back(position + static_cast<uint32_t>(rest_count * sizeof(uint32_t)));
+    position += FooterEntryBytes(RecordAt(words));
+    return {};
+  }));
+  flatbuffers::FlatBufferBuilder builder(offsets.size() * sizeof(uint32_t) + 1024);
+  const auto entries = builder.CreateVector(offsets);  // the first object is the end of the buffer
   const auto uuid = builder.CreateVector(reinterpret_cast<const uint8_t*>(header.store_uuid.data()),
                                          header.store_uuid.size());
   const auto root = schema::CreateSegmentFooter(
       builder, schema::kRecordVersion, header.segment_id, uuid, header.step, header.rank,
-      builder.CreateString(attempt), builder.CreateVector(offsets));
+      builder.CreateString(attempt), FooterEntries(entries.o));
   schema::FinishSegmentFooterBuffer(builder, root);
-  std::vector<std::byte> footer = TakeBytes(builder);
-  CAIRN_DCHECK(DecodeSegmentFooter(footer, header.segment_id).has_value());
-  return footer;
+  CAIRN_TRY(put(std::as_bytes(std::span(builder.GetBufferPointer(), builder.GetSize()))));
+
+  const auto vtable = std::as_bytes(std::span(kFooterVtable));
+  std::vector<std::byte> piece(vtable.begin(), vtable.end());
+  position = sizeof(kFooterVtable);
+  CAIRN_TRY(records.ForEach([&](const uint64_t* words) -> Result<void> {
+    const TableRecord record = RecordAt(words);
+    const std::string_view key = record.key.substr(1);
+    const uint32_t key_bytes = VectorBytes(key.size());
+    const FooterTable table = {position, sizeof(FooterTable) - 4,
+                               static_cast<uint32_t>(sizeof(FooterTable)) - 8 + key_bytes,
+                               static_cast<uint8_t>(record.column())};
+    const size_t at = piece.size();
+    piece.resize(at + FooterEntryBytes(record));
+    std::memcpy(&piece[at], table.data(), sizeof(table));
+    PutVector(std::as_bytes(std::span(key)), &piece[at + sizeof(table)]);
+    PutVector(record.value, &piece[at + sizeof(table) + key_bytes]);
+    position += static_cast<uint32_t>(piece.size() - at);
+    if (piece.size() < kFooterPieceBytes) return {};
+    CAIRN_TRY(put(piece));
+    piece.clear();
+    return {};
+  }));
+  return put(piece);
 }
 
 Result<std::vector<FooterEntry>> DecodeSegmentFooter(std::span<const std::byte> bytes,

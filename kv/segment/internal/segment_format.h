@@ -15,6 +15,7 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -26,6 +27,7 @@
 #include "kv/base/step_info.h"
 #include "kv/root/internal/root_record.h"
 #include "kv/storage/internal/object_reader.h"
+#include "kv/table/internal/record_run.h"
 
 namespace cairn::kv::internal {
 
@@ -82,8 +84,11 @@ void EncodeSegmentTrailer(const SegmentTrailer& trailer,
 Result<SegmentTrailer> DecodeSegmentTrailer(std::span<const std::byte, kSegmentTrailerBytes> bytes,
                                             uint64_t file_bytes);
 
-std::vector<std::byte> EncodeSegmentFooter(const SegmentHeader& header, const std::string& attempt,
-                                           std::span<const FooterEntry> entries);
+/// Passes the footer to `put`, piece by piece, because it may have many MiB. Requires records of
+/// less than 2 GiB together. Returns the errors of `put`.
+using FooterCallback = std::function<Result<void>(std::span<const std::byte> piece)>;
+Result<void> EncodeSegmentFooter(const SegmentHeader& header, const std::string& attempt,
+                                 const RecordList& records, const FooterCallback& put);
 /// kDataLoss: the footer is damaged or belongs to another segment. kUnimplemented: its version is
 /// newer.
 Result<std::vector<FooterEntry>> DecodeSegmentFooter(std::span<const std::byte> bytes,

@@ -28,7 +28,7 @@ ObjectId SegmentIdOf(uint32_t epoch, const std::string& attempt, uint32_t rank, 
   return {.epoch = epoch, .id = digest.hi, .id_tail = static_cast<uint32_t>(digest.lo >> 32)};
 }
 
-SegmentStream::SegmentStream(Options options, RecordCallback on_record)
+SegmentStream::SegmentStream(Options options, TableRecordCallback on_record)
     : options_(std::move(options)), on_record_(std::move(on_record)) {}
 
 SegmentStream::~SegmentStream() {
@@ -98,7 +98,7 @@ Result<SegmentStream::Appended> SegmentStream::Append(const Payload& payload,
   return Appended{.extent = Extent{.segment_id = segment_id_,
                                    .offset_bytes = appended.offset_bytes,
                                    .length_bytes = length_bytes,
-                                   .page_digests_offset_bytes = appended.first_page_digest,
+                                   .page_digests_offset_bytes = appended.page_digests_at_bytes,
                                    .page_bits = page_bits},
                   .digest = appended.digest};
 }
@@ -128,7 +128,7 @@ Result<std::vector<Extent>> SegmentStream::AppendPages(const Payload& payload,
     extents.push_back({.segment_id = segment_id_,
                        .offset_bytes = appended.offset_bytes,
                        .length_bytes = bytes_of(range),
-                       .page_digests_offset_bytes = appended.first_page_digest,
+                       .page_digests_offset_bytes = appended.page_digests_at_bytes,
                        .page_bits = page_bits});
   }
   segment_->CountChunk();
@@ -136,67 +136,41 @@ Result<std::vector<Extent>> SegmentStream::AppendPages(const Payload& payload,
   return extents;
 }
 
-void SegmentStream::SetTensor(std::string_view key, std::span<const std::byte> record) {
-  tensor_ = {.column = Column::kTensors,
-             .key = std::string(key),
-             .value = std::vector<std::byte>(record.begin(), record.end())};
-  tensor_in_footer_.reset();
+TableRecord SegmentStream::SetTensor(std::string_view key, std::span<const std::byte> record) {
+  is_tensor_in_footer_ = false;
+  tensor_record_.Clear();
+  tensor_ = tensor_record_.Add(Column::kTensors, key, record);
+  return *tensor_;
 }
 
-void SegmentStream::AddChunk(std::string_view key, ChunkEntry entry) {
+void SegmentStream::AddChunk(std::string_view key, const ChunkEntry& entry) {
   bool is_here = false;
   entry.extents.ForEach([&](const Extent& extent) { is_here |= extent.segment_id == segment_id_; });
   CAIRN_CHECK(segment_ != nullptr && is_here);
-  if (!tensor_in_footer_ && !tensor_.key.empty() && key.starts_with(tensor_.key)) {
-    tensor_in_footer_ = footer_entries_.size();
-    footer_entries_.push_back(std::move(tensor_));
+  if (!is_tensor_in_footer_ && tensor_ && key.starts_with(tensor_->key.substr(1))) {
+    is_tensor_in_footer_ = true;
+    footer_.Add(*tensor_);
   }
   key_bytes_ += key.size();
-  pending_chunks_.push_back({.key = std::string(key), .entry = std::move(entry)});
-}
-
-void SegmentStream::SetPageDigestOffsets(ChunkExtents& extents) const {
-  const uint64_t page_digests_offset_bytes = segment_->page_digests_offset_bytes();
-  const auto set = [&](Extent& extent) {
-    if (extent.segment_id != segment_id_) return;
-    extent.page_digests_offset_bytes =
-        page_digests_offset_bytes + 8 * extent.page_digests_offset_bytes;
-  };
-  if (extents.payload.size() == 1) {
-    Extent only = extents.payload.front();
-    set(only);
-    extents.payload = only;
-  } else {
-    std::vector<Extent> payload(extents.payload.begin(), extents.payload.end());
-    std::ranges::for_each(payload, set);
-    extents.payload = Extents(payload);
-  }
-  std::ranges::for_each(extents.deltas, set);
-}
-
-Result<void> SegmentStream::AddPendingRecords() {
-  for (PendingChunk& chunk : pending_chunks_) {
-    SetPageDigestOffsets(chunk.entry.extents);
-    std::vector<std::byte> record = EncodeChunk(chunk.entry);
-    CAIRN_TRY(on_record_(Column::kChunks, chunk.key, record));
-    footer_entries_.push_back(
-        {.column = Column::kChunks, .key = std::move(chunk.key), .value = std::move(record)});
-  }
-  pending_chunks_.clear();
-  return {};
+  footer_.Add(Column::kChunks, key, encoder_.Encode(entry));
 }
 
 Result<void> SegmentStream::Finish() {
   if (segment_ == nullptr || is_finished_) return {};
-  CAIRN_TRY(AddPendingRecords());
-  CAIRN_TRY(segment_->Finish(options_.attempt, footer_entries_));
-  // The chunks of the tensor may continue in the next segment.
-  if (tensor_in_footer_) tensor_ = std::move(footer_entries_[*tensor_in_footer_]);
-  tensor_in_footer_.reset();
-  footer_entries_.clear();
+  const uint64_t page_digests_offset_bytes = segment_->page_digests_offset_bytes();
+  CAIRN_TRY(footer_.ForEach([&](uint64_t* words) -> Result<void> {
+    const TableRecord record = RecordAt(words);
+    if (record.column() != Column::kChunks) return {};
+    MovePageDigests(MutableValueAt(words), segment_id_, page_digests_offset_bytes);
+    return on_record_(record);
+  }));
+  CAIRN_TRY(segment_->Finish(options_.attempt, footer_));
+  footer_.Clear();
+  is_tensor_in_footer_ = false;  // its chunks may continue in the next segment
   key_bytes_ = 0;
   is_finished_ = true;
-  return on_record_(Column::kSegments, NumberKey(segment_id_), EncodeSegment(segment_->info()));
+  return on_record_({.key = TableKey(Column::kSegments, NumberKey(segment_id_)),
+                     .value = EncodeSegment(segment_->info())});
 }
 
 Result<void> SegmentStream::CloseSegment() {

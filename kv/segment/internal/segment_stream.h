@@ -28,6 +28,7 @@
 #include "kv/segment/internal/segment_output.h"
 #include "kv/segment/internal/segment_writer.h"
 #include "kv/storage/storage.h"
+#include "kv/table/internal/record_run.h"
 
 namespace cairn::kv::internal {
 
@@ -52,12 +53,9 @@ class SegmentStream {
     FileQueues* queues = nullptr;    // outlives the stream
     FreeSpace free_space = nullptr;  // may be called by a thread that seals a segment
   };
-  /// Called with each record that the attempt must contain, when the footer of its segment is
-  /// written.
-  using RecordCallback =
-      std::function<Result<void>(Column, std::string_view key, std::span<const std::byte> value)>;
-
-  SegmentStream(Options options, RecordCallback on_record);
+  /// `on_record` is called with each record of a chunk or a segment, when the footer of its segment
+  /// is written.
+  SegmentStream(Options options, TableRecordCallback on_record);
   ~SegmentStream();
   SegmentStream(const SegmentStream&) = delete;
   SegmentStream& operator=(const SegmentStream&) = delete;
@@ -66,8 +64,8 @@ class SegmentStream {
   /// null.
   Result<void> UseBlocks(std::shared_ptr<BlockPool> blocks);
 
-  /// See StepWriter::Append. Until the segment is sealed, page_digests_offset_bytes of the extent
-  /// is the index of its first page digest.
+  /// See StepWriter::Append. page_digests_offset_bytes of the extent is a position after the page
+  /// digests of the segment begin, which AddChunk replaces when the segment is sealed.
   struct Appended {
     Extent extent;
     Digest digest;
@@ -80,11 +78,11 @@ class SegmentStream {
                                           uint8_t page_bits = kPageBits);
 
   /// Sets the tensor of the chunks that follow. Its record is added to the footer of each of their
-  /// segments.
-  void SetTensor(std::string_view key, std::span<const std::byte> record);
+  /// segments. Returns the record, which is valid until the next call.
+  TableRecord SetTensor(std::string_view key, std::span<const std::byte> record);
   /// Adds the record of a chunk that was just appended, completely, in part or as a delta. Requires
   /// that the current segment has one of its extents.
-  void AddChunk(std::string_view key, ChunkEntry entry);
+  void AddChunk(std::string_view key, const ChunkEntry& entry);
 
   /// Waits until the payload that was appended is not needed any more.
   Result<void> Drain();
@@ -110,10 +108,6 @@ class SegmentStream {
   uint64_t written_bytes() const { return written_bytes_; }
 
  private:
-  struct PendingChunk {
-    std::string key;
-    ChunkEntry entry;
-  };
   /// A segment that is being completed in the background.
   struct Closing {
     std::unique_ptr<IoQueue> queue;
@@ -126,27 +120,25 @@ class SegmentStream {
   Result<void> MakeRoom(uint64_t length_bytes);
   /// Writes the footer of the current segment, and seals it or begins to seal it in the background.
   Result<void> CloseSegment();
-  Result<void> AddPendingRecords();
   Result<void> CompleteInBackground();
   /// Takes note of the segments that have been sealed in the background, or waits for all.
   Result<void> ReapClosed(bool waits);
-  /// Replaces the indices of page digests by their positions in the current segment.
-  void SetPageDigestOffsets(ChunkExtents& extents) const;
 
   const Options options_;
-  const RecordCallback on_record_;
+  const TableRecordCallback on_record_;
   std::shared_ptr<BlockPool> blocks_;  // null: options_.pool; shared with the payloads' owner
   std::unique_ptr<IoQueue> queue_;
   std::unique_ptr<SegmentWriter> segment_;  // uses queue_
   std::list<Closing> closing_;              // in the order in which they were begun
   uint64_t segment_id_ = 0;
   uint64_t segment_count_ = 0;
-  std::vector<PendingChunk> pending_chunks_;  // chunks of segment_
-  std::vector<FooterEntry> footer_entries_;   // entries for segment_
-  uint64_t key_bytes_ = 0;                    // sum over the chunks in segment_
-  FooterEntry tensor_;                        // empty while it is in footer_entries_
-  std::optional<size_t> tensor_in_footer_;    // its index there
-  bool is_finished_ = false;                  // segment_ has its footer
+  RecordList footer_;       // records for segment_
+  ChunkEncoder encoder_;    // for footer_
+  uint64_t key_bytes_ = 0;  // sum over the chunks in segment_
+  RecordList tensor_record_;
+  std::optional<TableRecord> tensor_;  // the record of SetTensor, in tensor_record_
+  bool is_tensor_in_footer_ = false;
+  bool is_finished_ = false;  // segment_ has its footer
   std::vector<SegmentInfo> sealed_;
   uint64_t written_bytes_ = 0;
 };

@@ -273,8 +273,10 @@ Result<SegmentWriter::Appended> SegmentWriter::Append(const Payload& payload, ui
   CAIRN_CHECK(begin_bytes % page_bytes == 0);
   CAIRN_CHECK(page_digests.size() == page_count || (page_digests.empty() && !is_queued));
   CAIRN_TRY(Align(alignment));
-  Appended appended{
-      .offset_bytes = position_, .first_page_digest = page_digests_.size(), .digest = {}};
+  const size_t first_page = page_digests_.size();
+  Appended appended{.offset_bytes = position_,
+                    .page_digests_at_bytes = first_page * sizeof(uint64_t),
+                    .digest = {}};
   if (is_queued) {
     copies_run_ahead_ = true;
     CAIRN_TRY(PutCopies(payload, begin_bytes, length_bytes));
@@ -282,27 +284,28 @@ Result<SegmentWriter::Appended> SegmentWriter::Append(const Payload& payload, ui
   } else {
     CAIRN_TRY(PutFromHost(payload, begin_bytes, length_bytes, page_digests, page_bytes));
   }
-  appended.digest =
-      RootDigest(std::span(page_digests_).subspan(appended.first_page_digest), length_bytes);
+  appended.digest = RootDigest(std::span(page_digests_).subspan(first_page), length_bytes);
   payload_bytes_ += length_bytes;
   return appended;
 }
 
-Result<void> SegmentWriter::Finish(const std::string& attempt,
-                                   std::span<const FooterEntry> entries) {
+Result<void> SegmentWriter::Finish(const std::string& attempt, const RecordList& records) {
   CAIRN_TRY(PassPoint("segment.seal", "cannot seal the segment", output_.path()));
-  const std::vector<std::byte> footer = EncodeSegmentFooter(header_, attempt, entries);
   const auto page_digests = std::as_bytes(std::span(page_digests_));
   trailer_ = SegmentTrailer{.segment_id = header_.segment_id,
                             .payload_end_bytes = position_,
                             .page_digests_offset_bytes = page_digests_offset_bytes(),
                             .page_digest_count = page_digests_.size(),
-                            .footer_bytes = footer.size(),
-                            .page_digests_checksum = Checksum64(page_digests),
-                            .footer_digest = Checksum64(footer)};
+                            .page_digests_checksum = Checksum64(page_digests)};
   CAIRN_TRY(PutZerosTo(trailer_.page_digests_offset_bytes));
   CAIRN_TRY(Put(page_digests));
-  CAIRN_TRY(Put(footer));
+  StreamChecksum64 footer_digest;
+  CAIRN_TRY(EncodeSegmentFooter(header_, attempt, records, [&](std::span<const std::byte> piece) {
+    footer_digest.Update(piece);
+    return Put(piece);
+  }));
+  trailer_.footer_bytes = position_ - trailer_.footer_offset_bytes();
+  trailer_.footer_digest = footer_digest.value();
   const uint64_t file_bytes = RoundUp(position_ + kSegmentTrailerBytes, kDirectAlignBytes);
   CAIRN_TRY(PutZerosTo(file_bytes - kSegmentTrailerBytes));
   std::array<std::byte, kSegmentTrailerBytes> trailer_bytes;

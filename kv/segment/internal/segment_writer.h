@@ -37,11 +37,11 @@ class SegmentWriter {
   /// Appends bytes [begin_bytes, begin_bytes + length_bytes) of a payload. `page_digests` has one
   /// digest per page of this range, each of 2^page_bits bytes; if it is empty, the digests are
   /// computed. Requires that `begin_bytes` begins a page, and `page_digests` if the payload has a
-  /// CopyQueue, which must outlive the writer. `first_page_digest` of the result is the index of
-  /// the first page's digest.
+  /// CopyQueue, which must outlive the writer. `page_digests_at_bytes` of the result is the
+  /// position of its first page digest after page_digests_offset_bytes.
   struct Appended {
     uint64_t offset_bytes = 0;
-    uint64_t first_page_digest = 0;
+    uint64_t page_digests_at_bytes = 0;
     Digest digest;
   };
   Result<Appended> Append(const Payload& payload, uint64_t begin_bytes, uint64_t length_bytes,
@@ -65,7 +65,7 @@ class SegmentWriter {
   Result<void> Drain();
 
   /// Appends the page digests, the footer and the trailer. Nothing can be appended after this.
-  Result<void> Finish(const std::string& attempt, std::span<const FooterEntry> entries);
+  Result<void> Finish(const std::string& attempt, const RecordList& records);
   /// Waits for all writes, and finishes the output; the caller syncs the directory of a file.
   /// Requires Finish.
   /// After an error all blocks are back in the pool. May run on another thread than the calls

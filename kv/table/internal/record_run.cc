@@ -15,6 +15,8 @@ namespace cairn::kv::internal {
 namespace {
 
 constexpr size_t kBlockWords = (2 << 20) / sizeof(uint64_t);
+constexpr size_t kFirstListWords = (4 << 10) / sizeof(uint64_t);
+constexpr size_t kMaxListWords = (256 << 10) / sizeof(uint64_t);
 constexpr uint64_t kSimilar = uint64_t{1} << 63;
 constexpr size_t kMaxSimilarWords = 63;
 static_assert(kMaxTableRecordBytes < uint64_t{1} << 31);  // headers have no bit 63
@@ -64,6 +66,35 @@ class NameNumbers {
   size_t last_ = 0;
 };
 
+/// A record by its place in the order of keys.
+struct SortedEntry {
+  size_t name = 0;     // the number of its name, in the order of the names
+  uint64_t first = 0;  // the bytes of the key that follow the name, as a big-endian number
+  const uint64_t* words = nullptr;
+};
+
+std::vector<SortedEntry> Sort(const RecordList& records) {
+  std::vector<SortedEntry> entries;
+  entries.reserve(records.count());
+  NameNumbers names;
+  (void)records.ForEach([&](const uint64_t* words) -> Result<void> {
+    const std::string_view key = RecordAt(words).key;
+    const std::string_view name = NameOf(key);
+    entries.push_back({.name = names.NumberOf(name),
+                       .first = FirstBytes(key.substr(name.size())),
+                       .words = words});
+    return {};
+  });
+  const std::vector<size_t> positions = names.Positions();
+  for (SortedEntry& entry : entries) entry.name = positions[entry.name];
+  std::ranges::stable_sort(entries, [](const SortedEntry& a, const SortedEntry& b) {
+    if (a.name != b.name) return a.name < b.name;
+    if (a.first != b.first) return a.first < b.first;
+    return RecordAt(a.words).key < RecordAt(b.words).key;
+  });
+  return entries;
+}
+
 }  // namespace
 
 void AppendRecord(std::vector<uint64_t>& words, std::string_view key,
@@ -77,52 +108,76 @@ void AppendRecord(std::vector<uint64_t>& words, std::string_view key,
   if (!value.empty()) std::memcpy(target + 1 + KeyWords(header), value.data(), value.size());
 }
 
-size_t RecordSet::Add(std::string_view key, std::span<const std::byte> value) {
-  const auto column = static_cast<uint8_t>(key.front());
-  std::optional<size_t>& last = last_[column];
-  if (last && key < At(*last).key) is_in_order_ = false;
-  const size_t position = words_.size();
-  last = position;
-  AppendRecord(words_, key, value);
-  return position;
+TableRecord RecordList::Add(Column column, std::string_view key, std::span<const std::byte> value) {
+  uint64_t* const words = Append(1 + key.size(), value);
+  auto* const key_bytes = reinterpret_cast<char*>(words + 1);
+  key_bytes[0] = static_cast<char>(column);
+  if (!key.empty()) std::memcpy(key_bytes + 1, key.data(), key.size());
+  return RecordAt(words);
+}
+
+TableRecord RecordList::Add(const TableRecord& record) {
+  uint64_t* const words = Append(record.key.size(), record.value);
+  std::memcpy(words + 1, record.key.data(), record.key.size());
+  return RecordAt(words);
+}
+
+/// Adds a record with a key that is not set yet, except for its padding.
+uint64_t* RecordList::Append(size_t key_bytes, std::span<const std::byte> value) {
+  const uint64_t header = key_bytes | uint64_t{value.size()} << 32;
+  const size_t words = RecordWords(header);
+  if (blocks_.empty() || blocks_.back().size_words - blocks_.back().used_words < words) {
+    const size_t usual = std::clamp<size_t>(size_words_, kFirstListWords, kMaxListWords);
+    Block& block = blocks_.emplace_back();
+    block.size_words = std::max(usual, words);
+    block.words = std::make_unique_for_overwrite<uint64_t[]>(block.size_words);
+  }
+  Block& block = blocks_.back();
+  uint64_t* const target = &block.words[block.used_words];
+  block.used_words += words;
+  size_words_ += words;
+  ++count_;
+  target[0] = header;
+  target[KeyWords(header)] = target[words - 1] = 0;  // the padding
+  if (!value.empty()) std::memcpy(target + 1 + KeyWords(header), value.data(), value.size());
+  return target;
+}
+
+void RecordList::Clear() {
+  if (blocks_.size() > 1) blocks_.erase(blocks_.begin(), blocks_.end() - 1);
+  if (!blocks_.empty()) blocks_.back().used_words = 0;
+  count_ = 0;
+  size_words_ = 0;
+}
+
+TableRecord RecordSet::Add(const TableRecord& record) {
+  OfColumn& of_column = columns_[record.column()];
+  of_column.is_in_order &= of_column.last_key <= record.key;
+  const uint64_t before = of_column.records.size_bytes();
+  const TableRecord added = of_column.records.Add(record);
+  size_bytes_ += of_column.records.size_bytes() - before;
+  of_column.last_key = added.key;
+  return added;
 }
 
 void RecordSet::Clear() {
-  words_.clear();
-  last_ = {};
-  is_in_order_ = true;
-}
-
-std::vector<RecordSet::Entry> RecordSet::SortedEntries() const {
-  std::vector<Entry> entries;
-  NameNumbers names;
-  for (size_t at = 0; at < words_.size(); at += RecordWords(words_[at])) {
-    const std::string_view key = At(at).key;
-    const std::string_view name = NameOf(key);
-    entries.push_back({.name = names.NumberOf(name),
-                       .first = FirstBytes(key.substr(name.size())),
-                       .position = at});
+  for (auto& [column, of_column] : columns_) {
+    of_column.records.Clear();
+    of_column.last_key = {};
+    of_column.is_in_order = true;
   }
-  const std::vector<size_t> positions = names.Positions();
-  for (Entry& entry : entries) entry.name = positions[entry.name];
-  std::ranges::stable_sort(entries, [this](const Entry& a, const Entry& b) {
-    if (a.name != b.name) return a.name < b.name;
-    if (a.first != b.first) return a.first < b.first;
-    return At(a.position).key < At(b.position).key;
-  });
-  return entries;
+  size_bytes_ = 0;
 }
 
 Result<void> RecordSet::ForEachInOrder(const TableRecordCallback& callback) const {
-  if (!is_in_order_) {
-    for (const Entry& entry : SortedEntries()) CAIRN_TRY(callback(At(entry.position)));
-    return {};
-  }
-  for (size_t column = 0; column < kColumnCount; ++column) {
-    if (!last_[column]) continue;
-    for (size_t at = 0; at <= *last_[column]; at += RecordWords(words_[at])) {
-      const TableRecord record = At(at);
-      if (record.column() == static_cast<Column>(column)) CAIRN_TRY(callback(record));
+  for (const auto& [column, of_column] : columns_) {
+    if (of_column.is_in_order) {
+      CAIRN_TRY(of_column.records.ForEach(
+          [&](const uint64_t* words) { return callback(RecordAt(words)); }));
+      continue;
+    }
+    for (const SortedEntry& entry : Sort(of_column.records)) {
+      CAIRN_TRY(callback(RecordAt(entry.words)));
     }
   }
   return {};

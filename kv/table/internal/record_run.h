@@ -1,10 +1,10 @@
 #pragma once
 /// Records in memory, without an allocation or a pointer for each, and sorted runs of them.
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -50,37 +50,71 @@ inline TableRecord RecordAt(const uint64_t* words) {
           .value = {value, ValueBytes(*words)}};
 }
 
-/// Records in the order in which they were added, until they are sorted. Memory: the records, at
-/// most twice while they grow, and 24 bytes per record while they are visited if those of a column
-/// were not added in the order of their keys. Threads: one.
-class RecordSet {
+/// Returns the value of the record that begins with this word, to be changed.
+inline std::span<std::byte> MutableValueAt(uint64_t* words) {
+  return {reinterpret_cast<std::byte*>(words + 1 + KeyWords(*words)), ValueBytes(*words)};
+}
+
+/// Records in the order in which they were added. Memory: the records, in blocks of up to 256 KiB
+/// (or one larger record), so that they remain where they are. Threads: one.
+class RecordList {
  public:
-  /// Returns the position of the record. Requires the key of a column, and a key and a value of
-  /// less than 2 GiB each.
-  size_t Add(std::string_view key, std::span<const std::byte> value);
-  /// Removes the records, and keeps the memory for those that follow.
+  /// Returns the record, which is valid until Clear. `key` is its key within the column. Requires a
+  /// key and a value of less than 2 GiB each.
+  TableRecord Add(Column column, std::string_view key, std::span<const std::byte> value);
+  TableRecord Add(const TableRecord& record);
+  /// Removes the records, and keeps the memory of one block for those that follow.
   void Clear();
 
-  /// Returns the record at a position that Add returned since Clear. Valid until the next Add.
-  TableRecord At(size_t position) const { return RecordAt(&words_[position]); }
-  uint64_t size_bytes() const { return words_.size() * sizeof(uint64_t); }
+  /// Calls `visit` with the words of every record.
+  template <typename Visit>
+  Result<void> ForEach(const Visit& visit) const {
+    for (const Block& block : blocks_) {
+      for (size_t at = 0; at < block.used_words; at += RecordWords(block.words[at])) {
+        CAIRN_TRY(visit(&block.words[at]));
+      }
+    }
+    return {};
+  }
+  uint64_t count() const { return count_; }
+  uint64_t size_bytes() const { return size_words_ * sizeof(uint64_t); }
 
+ private:
+  struct Block {
+    std::unique_ptr<uint64_t[]> words;
+    size_t used_words = 0;
+    size_t size_words = 0;
+  };
+  uint64_t* Append(size_t key_bytes, std::span<const std::byte> value);
+
+  std::vector<Block> blocks_;
+  uint64_t count_ = 0;
+  uint64_t size_words_ = 0;  // of the records
+};
+
+/// Records until they are sorted. Memory: the records, and 24 bytes per record of a column while
+/// they are visited if those of the column were not added in the order of their keys. Threads: one.
+class RecordSet {
+ public:
+  /// Returns the record, which is valid until Clear. Requires a key and a value of less than 2 GiB
+  /// each.
+  TableRecord Add(const TableRecord& record);
+  /// Removes the records.
+  void Clear();
+
+  uint64_t size_bytes() const { return size_bytes_; }
   /// Calls `callback` with every record, ascending by key; with records of the same key in the
   /// order in which they were added.
   Result<void> ForEachInOrder(const TableRecordCallback& callback) const;
 
  private:
-  /// A record by its place in the order of keys.
-  struct Entry {
-    size_t name = 0;     // the number of its name, in the order of the names
-    uint64_t first = 0;  // the bytes of the key that follow the name, as a big-endian number
-    size_t position = 0;
+  struct OfColumn {
+    RecordList records;
+    std::string_view last_key;  // in `records`
+    bool is_in_order = true;
   };
-  std::vector<Entry> SortedEntries() const;
-
-  std::vector<uint64_t> words_;
-  std::array<std::optional<size_t>, kColumnCount> last_{};  // the position of the last record
-  bool is_in_order_ = true;                                 // in each column
+  std::map<Column, OfColumn> columns_;
+  uint64_t size_bytes_ = 0;
 };
 
 /// Sorted records in memory or in a temporary object, to be read once from the first to the last.

@@ -62,6 +62,29 @@ TEST(TensorRecordTest, HelperEncodesLikeTheProduct) {
   EXPECT_EQ(EncodeTensor(Sample()), EncodeUnchecked(Sample()));
 }
 
+TEST(TensorRecordTest, AnEncoderHasNothingLeftOfTheRecordsBefore) {
+  const auto plain = [](Shape shape, DType dtype, uint64_t chunk_count) {
+    const uint64_t nbytes = *TensorBytes(dtype, shape);
+    return TensorInfo{.dtype = dtype, .shape = shape, .nbytes = nbytes, .chunk_count = chunk_count};
+  };
+  std::vector<TensorInfo> infos = {Sample(),
+                                   plain({2, 3}, DType::kFloat32, 1),
+                                   plain({4, 5}, DType::kInt64, 7),
+                                   plain({}, DType::kInt64, 1),
+                                   plain({}, DType::kFloat32, 1),
+                                   plain({0, 3}, DType::kInt64, 0)};
+  infos.push_back(infos[1]);
+  infos.back().hidden = true;
+  TensorEncoder encoder;
+  for (const TensorInfo& before : infos) {
+    for (const TensorInfo& info : infos) {
+      (void)encoder.Encode(before);
+      const auto record = encoder.Encode(info);
+      EXPECT_EQ(std::vector(record.begin(), record.end()), EncodeTensor(info));
+    }
+  }
+}
+
 TEST(TensorRecordTest, RefusesAnUnknownDType) {
   TensorInfo info = Sample();
   info.dtype = static_cast<DType>(222);

@@ -34,6 +34,7 @@
 #include "kv/table/internal/table_reader.h"
 #include "kv/table/internal/table_writer.h"
 #include "schema/little_endian.h"
+#include "tests/kv/encode_footer.h"
 #include "tests/kv/root/hooked_storage.h"
 #include "tests/kv/sample_step.h"
 #include "tests/kv/store_checks.h"
@@ -193,8 +194,8 @@ class FutureTest : public ::testing::Test {
       for (auto& entry : entries) entry.value = change(entry.column, entry.value);
       entries.push_back({.column = kNewColumns[0], .key = "key", .value = Bytes(9)});
       const std::string attempt = *internal::DecodeFooterAttempt(old);
-      const Bytes footer = WithField(internal::EncodeSegmentFooter(header, attempt, entries),
-                                     kNewField, Bytes(8, std::byte{7}));
+      const Bytes footer = WithField(internal::EncodeFooter(header, attempt, entries), kNewField,
+                                     Bytes(8, std::byte{7}));
       trailer.footer_bytes = footer.size();
       trailer.footer_digest = Checksum64(footer);
       bytes.resize(trailer.footer_offset_bytes());

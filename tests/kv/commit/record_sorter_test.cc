@@ -44,7 +44,7 @@ Result<void> AddAll(RecordSorter& sorter, const Records& records) {
   for (const auto& record : records) order.push_back(&record);
   std::ranges::sort(order, {}, [](const auto* record) { return record->second; });
   for (const auto* record : order) {
-    CAIRN_TRY(sorter.Add(record->first, record->second));
+    CAIRN_TRY(sorter.Add({.key = record->first, .value = record->second}));
   }
   return {};
 }
@@ -89,7 +89,7 @@ TEST_F(RecordSorterTest, RunsAreMergedWithEachOtherAndWithRecords) {
     const auto add = [&](const char* fqn, uint64_t offset) {
       const std::string key = TableKey(Column::kChunks, ChunkKey(fqn, {&offset, 1}));
       records[key] = RandomBytes(offset, 30);
-      return sorter.Add(key, records[key]);
+      return sorter.Add({.key = key, .value = records[key]});
     };
     CAIRN_ASSERT_OK(add("a", 1));
     CAIRN_ASSERT_OK(add("b", 1));
@@ -112,7 +112,7 @@ TEST_F(RecordSorterTest, KeysWithoutANameAreSorted) {
     for (const std::string_view key : {std::string_view("b\0a", 3), std::string_view("b"),
                                        std::string_view("a\0", 2), std::string_view("\0", 1)}) {
       records[TableKey(column, key)] = RandomBytes(1, 5);
-      CAIRN_ASSERT_OK(sorter.Add(TableKey(column, key), RandomBytes(1, 5)));
+      CAIRN_ASSERT_OK(sorter.Add({.key = TableKey(column, key), .value = RandomBytes(1, 5)}));
     }
     CAIRN_ASSERT_OK_AND_ASSIGN(const Records read, ReadAll(sorter));
     EXPECT_TRUE(read == records);
@@ -165,7 +165,8 @@ TEST_F(RecordSorterTest, RecordsOfAnyLengthAreSpilledAndRead) {
 TEST_F(RecordSorterTest, EachChangedByteOfASpilledRunIsDamage) {
   RecordSorter sorter(storage_, 1, /*memory_bytes=*/200);
   for (char name = 'a'; name <= 'z'; ++name) {
-    CAIRN_ASSERT_OK(sorter.Add(TableKey(Column::kValues, std::string(1, name)), RandomBytes(1, 9)));
+    CAIRN_ASSERT_OK(sorter.Add(
+        {.key = TableKey(Column::kValues, std::string(1, name)), .value = RandomBytes(1, 9)}));
   }
   ASSERT_GT(TableCount(), 0u);
   const std::string run = storage_->List("tables/").value().front();
@@ -182,7 +183,8 @@ TEST_F(RecordSorterTest, EachChangedByteOfASpilledRunIsDamage) {
 
 TEST_F(RecordSorterTest, EmptyValuesAreRefused) {
   RecordSorter sorter(storage_, 1);
-  EXPECT_THAT(sorter.Add("\3a", {}), IsError(ErrorCode::kInvalidArgument, "empty"));
+  EXPECT_THAT(sorter.Add({.key = "\3a", .value = {}}),
+              IsError(ErrorCode::kInvalidArgument, "empty"));
 }
 
 TEST_F(RecordSorterTest, EachFailedCallOfTheStorageIsReported) {
