@@ -201,7 +201,7 @@ class Check {
   }
 
   Result<void> DivideTensors() {
-    std::vector<std::string> fqns;
+    std::vector<std::string_view> fqns;
     for (const Held& held : held_) fqns.push_back(held.fqn);
     CAIRN_TRY_ASSIGN(const std::vector<TensorInfo> infos, FindNamed(view_, std::move(fqns)));
     CAIRN_TRY_ASSIGN(const std::vector<TensorInfo> owners, FindOwners(view_, infos));

@@ -424,7 +424,7 @@ class ReportCollector {
     std::ranges::partial_sort(at(bad_count), at(count), order.end(), std::ranges::greater(),
                               BytesOf);
     order.resize(count);
-    std::vector<std::string> fqns;
+    std::vector<std::string_view> fqns;
     for (const Tensor* const tensor : order) fqns.push_back(tensor->first);
     std::ranges::sort(fqns);
     const StepView view{.snapshot = snapshot_, .step = StepAt(*last_read_), .directory = address};

@@ -24,6 +24,17 @@ constexpr auto kElementBytes = [] {
   return bytes;
 }();
 
+/// Returns the product of `first` and the sizes, or nothing if it exceeds `limit`.
+std::optional<uint64_t> CountUpTo(uint64_t limit, uint64_t first, std::span<const uint64_t> sizes) {
+  uint64_t count = first;
+  bool is_above = false;
+  for (const uint64_t size : sizes) {
+    if (size == 0) return 0;
+    is_above = is_above || __builtin_mul_overflow(count, size, &count) || count > limit;
+  }
+  return is_above ? std::nullopt : std::optional(count);
+}
+
 }  // namespace
 
 bool HasNoElements(std::span<const uint64_t> sizes) {
@@ -31,15 +42,9 @@ bool HasNoElements(std::span<const uint64_t> sizes) {
 }
 
 Result<uint64_t> ElementCount(std::span<const uint64_t> shape) {
-  if (HasNoElements(shape)) return 0;
-  uint64_t count = 1;
-  for (const uint64_t size : shape) {
-    if (__builtin_mul_overflow(count, size, &count) || count > kMaxCount) {
-      return Fail(ErrorCode::kInvalidArgument,
-                  fmt::format("shape [{}] has more elements than 2^63", fmt::join(shape, ", ")));
-    }
-  }
-  return count;
+  if (const auto count = CountUpTo(kMaxCount, 1, shape)) return *count;
+  return Fail(ErrorCode::kInvalidArgument,
+              fmt::format("shape [{}] has more elements than 2^63", fmt::join(shape, ", ")));
 }
 
 Result<uint64_t> TensorBytes(DType dtype, std::span<const uint64_t> shape) {
@@ -48,14 +53,11 @@ Result<uint64_t> TensorBytes(DType dtype, std::span<const uint64_t> shape) {
     return Fail(ErrorCode::kInvalidArgument,
                 fmt::format("dtype code {} is unknown", static_cast<int>(dtype)));
   }
-  CAIRN_TRY_ASSIGN(const uint64_t count, ElementCount(shape));
-  uint64_t bytes = 0;
-  if (__builtin_mul_overflow(count, element_bytes, &bytes) || bytes > kMaxCount) {
-    return Fail(ErrorCode::kInvalidArgument,
-                fmt::format("{} tensor of shape [{}] has more bytes than 2^63",
-                            schema::DTypeName(dtype), fmt::join(shape, ", ")));
-  }
-  return bytes;
+  if (const auto bytes = CountUpTo(kMaxCount, element_bytes, shape)) return *bytes;
+  CAIRN_TRY(ElementCount(shape));  // may have the error
+  return Fail(ErrorCode::kInvalidArgument,
+              fmt::format("{} tensor of shape [{}] has more bytes than 2^63",
+                          schema::DTypeName(dtype), fmt::join(shape, ", ")));
 }
 
 std::vector<uint64_t> RowMajorStrides(std::span<const uint64_t> shape) {

@@ -53,6 +53,9 @@ Digest RootDigest(std::span<const uint64_t> page_digests, uint64_t length_bytes)
 }
 
 Digest PayloadDigest(std::span<const std::byte> payload, uint64_t page_bytes) {
+  if (payload.size() <= page_bytes && !payload.empty()) {
+    return RootDigest(std::array{PageDigest(payload)}, payload.size());
+  }
   std::vector<uint64_t> page_digests;
   AppendPageDigests(payload, page_digests, page_bytes);
   return RootDigest(page_digests, payload.size());

@@ -9,6 +9,7 @@
 
 #include "core/step/contents.h"
 #include "core/step/internal/stored_page_digests.h"
+#include "kv/base/key.h"
 #include "kv/base/read_range.h"
 #include "kv/io/worker_pool.h"
 
@@ -26,9 +27,14 @@ constexpr uint64_t kFirstGroupBytes = 2 << 20;
 ChunkReader::ChunkReader(const StepView& view, ProgressMeter& progress, Limit limit)
     : view_(view), progress_(progress), limit_(limit), group_bytes_(kFirstGroupBytes) {}
 
-Result<void> ChunkReader::AddWhole(const std::string& fqn, ChunkInfo chunk, std::byte* target) {
+Result<void> ChunkReader::AddWhole(const std::string& fqn, const ChunkInfo& chunk,
+                                   std::byte* target) {
+  if (chunk.extents.size() == 1 && chunk.deltas.empty()) {
+    return AddPart(
+        {.fqn = &fqn, .extent = chunk.extents.front(), .target = target, .digest = chunk.digest});
+  }
   const uint64_t length = chunk.length_bytes();
-  const auto job = std::make_shared<Job>(fqn, std::move(chunk));
+  const auto job = std::make_shared<Job>(fqn, chunk);
   job->is_complete = true;
   job->missing_bytes = length;
   return AddParts(job, 0, length, target);
@@ -37,7 +43,7 @@ Result<void> ChunkReader::AddWhole(const std::string& fqn, ChunkInfo chunk, std:
 Result<void> ChunkReader::Add(const std::string& fqn, ChunkInfo chunk, StridedRegion region) {
   const uint64_t length = chunk.length_bytes();
   if (std::byte* const target = region.ContiguousTarget(length)) {
-    return AddWhole(fqn, std::move(chunk), target);
+    return AddWhole(fqn, chunk, target);
   }
   const uint64_t page_bytes = chunk.extents.page_bytes();
   std::vector<bool> touched(kv::PageCount(length, page_bytes));
@@ -88,8 +94,9 @@ Result<void> ChunkReader::AddParts(const std::shared_ptr<Job>& job, uint64_t beg
     for (uint64_t begin = std::max(begin_bytes, extent_begin); begin < end;) {
       const uint64_t count = std::min(max_bytes, end - begin);
       CAIRN_TRY(AddPart({.job = job,
+                         .fqn = &job->fqn,
+                         .extent = extent.From(begin - extent_begin).First(count),
                          .begin_bytes = begin,
-                         .length_bytes = count,
                          .target = target == nullptr ? nullptr : target + begin}));
       begin += count;
     }
@@ -99,9 +106,10 @@ Result<void> ChunkReader::AddParts(const std::shared_ptr<Job>& job, uint64_t beg
 }
 
 Result<void> ChunkReader::AddPart(ReadPart part) {
-  const uint64_t length = part.job->chunk.length_bytes();
-  if (part.job->is_complete && part.length_bytes < length && part.job->computed.empty()) {
-    part.job->computed.resize(part.job->chunk.extents.page_count());
+  if (Job* const job = part.job.get(); job != nullptr && job->is_complete &&
+                                       job->computed.empty() &&
+                                       part.extent.length_bytes < job->chunk.length_bytes()) {
+    job->computed.resize(job->chunk.extents.page_count());
   }
   added_.push_back(std::move(part));
   const bool is_full = limit_ == Limit::kBatches && added_.size() >= batch_parts_;
@@ -161,7 +169,7 @@ Result<void> ChunkReader::ReadAll() {
 Result<void> ChunkReader::ReadBatch() {
   std::vector<std::shared_ptr<Job>> partial;
   for (const ReadPart& part : batch_) {
-    if (!part.job->is_complete && part.job->stored.empty() &&
+    if (part.job != nullptr && !part.job->is_complete && part.job->stored.empty() &&
         (partial.empty() || partial.back() != part.job)) {
       partial.push_back(part.job);
     }
@@ -191,7 +199,7 @@ std::span<ChunkReader::ReadPart> ChunkReader::TakeGroup(std::span<ReadPart>& res
   size_t end = 0;
   while (end < rest.size() && delta_bytes <= group_bytes_) {
     const std::shared_ptr<Job>& job = rest[end].job;
-    delta_bytes += DeltaCost(job->chunk);
+    if (job != nullptr) delta_bytes += DeltaCost(job->chunk);
     while (end < rest.size() && rest[end].job == job) ++end;
   }
   if (delta_bytes > 0) group_bytes_ = std::min(2 * group_bytes_, kMaxDeltaBytes);
@@ -203,6 +211,7 @@ std::span<ChunkReader::ReadPart> ChunkReader::TakeGroup(std::span<ReadPart>& res
 Result<uint64_t> ChunkReader::ReadDeltasOf(std::span<const ReadPart> parts) const {
   std::vector<DeltaRead> reads;
   for (const ReadPart& part : parts) {
+    if (part.job == nullptr) continue;
     Job& job = *part.job;
     if (job.chunk.deltas.empty() || !job.deltas.empty()) continue;  // or read before
     if (!reads.empty() && reads.back().chunk == &job.chunk) continue;
@@ -239,19 +248,20 @@ Result<void> ChunkReader::ReadParts(std::span<const ReadPart> parts) {
   std::vector<kv::ReadRange> ranges;
   ranges.reserve(parts.size());
   for (const ReadPart& part : parts) {
-    const kv::Extent at = part.job->chunk.extents.At(part.begin_bytes);
-    kv::ReadRange range{.segment_id = at.segment_id, .offset_bytes = at.offset_bytes};
+    kv::ReadRange range{.segment_id = part.extent.segment_id,
+                        .offset_bytes = part.extent.offset_bytes};
     if (part.target == nullptr) {
-      range.lent_bytes = part.length_bytes;
+      range.lent_bytes = part.extent.length_bytes;
     } else {
-      range.target = {part.target, part.length_bytes};
+      range.target = {part.target, part.extent.length_bytes};
     }
     ranges.push_back(range);
   }
   // A thread decodes what it has read. To apply deltas takes as long as reading, so more threads
   // than cores share the parts more evenly: each takes several at once.
-  const bool has_deltas = std::ranges::any_of(
-      parts, [](const ReadPart& part) { return !part.job->chunk.deltas.empty(); });
+  const bool has_deltas = std::ranges::any_of(parts, [](const ReadPart& part) {
+    return part.job != nullptr && !part.job->chunk.deltas.empty();
+  });
   const uint32_t threads = kv::WorkerThreads(has_deltas ? 8 : 1);
   const auto on_read = [&](size_t i, std::span<const std::byte> part_bytes) {
     return OnRead(parts[i], part_bytes);
@@ -271,8 +281,8 @@ Result<void> ChunkReader::ReadParts(std::span<const ReadPart> parts) {
 
 Result<std::span<const std::byte>> ChunkReader::Decode(const ReadPart& part,
                                                        std::span<const std::byte> stored) {
+  if (part.job == nullptr || part.job->chunk.deltas.empty()) return stored;
   const Job& job = *part.job;
-  if (job.chunk.deltas.empty()) return stored;
   std::span<std::byte> target(part.target, stored.size());
   if (part.target == nullptr) {  // lent memory must not be changed
     thread_local std::vector<std::byte> copy;
@@ -281,7 +291,7 @@ Result<std::span<const std::byte>> ChunkReader::Decode(const ReadPart& part,
   }
   const uint64_t first_page = part.begin_bytes / kv::kPageBytes;
   const Result<void> applied = job.deltas.ApplyAll(first_page, target);
-  if (!applied) CAIRN_TRY(RecordMismatch({.job = part.job, .page = first_page}));
+  if (!applied) CAIRN_TRY(RecordMismatch({.part = part, .page = first_page}));
   return target;
 }
 
@@ -293,6 +303,10 @@ Result<void> ChunkReader::OnRead(const ReadPart& part, std::span<const std::byte
 }
 
 Result<void> ChunkReader::Verify(const ReadPart& part, std::span<const std::byte> bytes) {
+  if (part.job == nullptr) {
+    if (kv::PayloadDigest(bytes, part.extent.page_bytes()) == part.digest) return {};
+    return RecordMismatch({.part = part});
+  }
   Job& job = *part.job;
   const uint64_t length = job.chunk.length_bytes();
   const uint64_t page_bytes = job.chunk.extents.page_bytes();
@@ -308,14 +322,14 @@ Result<void> ChunkReader::Verify(const ReadPart& part, std::span<const std::byte
         std::ranges::mismatch(page_digests, std::span(job.stored).subspan(first_page));
     if (wrong.in1 == page_digests.end()) return {};
     const auto page = static_cast<uint64_t>(wrong.in1 - page_digests.begin());
-    return RecordMismatch({.job = part.job, .page = first_page + page});
+    return RecordMismatch({.part = part, .page = first_page + page});
   }
   if (job.computed.empty()) job.computed.resize(page_digests.size());  // the only part
   std::ranges::copy(page_digests, job.computed.begin() + static_cast<ptrdiff_t>(first_page));
   // The thread that reads the last bytes sees the digests of all other threads.
   if (job.missing_bytes.fetch_sub(bytes.size()) != bytes.size()) return {};
   if (kv::RootDigest(job.computed, length) == job.chunk.digest) return {};
-  return RecordMismatch({.job = part.job});
+  return RecordMismatch({.part = part});
 }
 
 Result<void> ChunkReader::RecordMismatch(Mismatch mismatch) {
@@ -324,10 +338,28 @@ Result<void> ChunkReader::RecordMismatch(Mismatch mismatch) {
   return Fail(ErrorCode::kDataLoss, "bytes do not match their digest");
 }
 
+std::shared_ptr<ChunkReader::Job> ChunkReader::JobOf(const ReadPart& part) const {
+  ChunkInfo chunk{.extents = part.extent, .digest = part.digest};
+  // Only the record has the offsets, for the message.
+  const auto find = [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
+    CAIRN_TRY_ASSIGN(DecodedChunk found, DecodeChunk(key, record));
+    if (found.info.extents == chunk.extents) chunk = std::move(found.info);
+    return true;
+  };
+  const std::string prefix = kv::FqnKey(*part.fqn);
+  if (!view_.snapshot->Scan(kv::Column::kChunks, view_.step, prefix, find)) chunk.box = {};
+  auto job = std::make_shared<Job>(*part.fqn, std::move(chunk));
+  kv::AppendPageDigests({part.target, part.extent.length_bytes}, job->computed,
+                        part.extent.page_bytes());
+  return job;
+}
+
 Error ChunkReader::Diagnose(Mismatch mismatch) {
-  const Job& job = *mismatch.job;
+  const std::shared_ptr<Job> shared_job =
+      mismatch.part.job != nullptr ? mismatch.part.job : JobOf(mismatch.part);
+  Job& job = *shared_job;
   if (!mismatch.page) {
-    const auto read = ReadPageDigests({&mismatch.job, 1});
+    const auto read = ReadPageDigests({&shared_job, 1});
     if (!read) return read.error();
     // The stored digests match the chunk's digest and the computed ones do not, so they differ.
     mismatch.page = static_cast<uint64_t>(std::ranges::mismatch(job.computed, job.stored).in1 -

@@ -54,8 +54,9 @@ class ChunkReader {
   Result<void> Add(const std::string& fqn, ChunkInfo chunk, StridedRegion region);
 
   /// Adds all of the chunk's payload, which is contiguous in `target`. Waits, and fails, as Add
-  /// does. `fqn` must outlive the reader.
-  Result<void> AddWhole(const std::string& fqn, ChunkInfo chunk, std::byte* target);
+  /// does. `fqn` must outlive the reader. Needs no memory but a part if the chunk has one extent, as
+  /// small tensors have, and no deltas.
+  Result<void> AddWhole(const std::string& fqn, const ChunkInfo& chunk, std::byte* target);
 
   /// Adds the pages of the chunk for which `wanted` is true. `target` is the target of the chunk's
   /// first byte. `stored` has the chunk's page digests; the caller has checked that they match the
@@ -77,7 +78,7 @@ class ChunkReader {
   uint64_t bytes_read() const { return bytes_read_; }
 
  private:
-  /// The reads of one chunk.
+  /// The reads of one chunk in several parts, of a part of a chunk, or of one with deltas.
   struct Job {
     Job(const std::string& fqn_in, ChunkInfo chunk_in) : fqn(fqn_in), chunk(std::move(chunk_in)) {}
 
@@ -91,16 +92,16 @@ class ChunkReader {
     std::atomic<uint64_t> missing_bytes = 0;  // not read yet, if complete
   };
   struct ReadPart {
-    std::shared_ptr<Job> job;     // shared by the parts of the chunk, which may be in two batches
+    std::shared_ptr<Job> job;  // shared by the parts of the chunk, which may be in two batches;
+                               // null: this is all of a chunk with one extent and no deltas
+    const std::string* fqn = nullptr;
+    kv::Extent extent;            // where the part is stored
     uint64_t begin_bytes = 0;     // in the chunk; the beginning of a page
-    uint64_t length_bytes = 0;    // all in one extent
     std::byte* target = nullptr;  // null: read to a lent buffer and scattered by the job's region
-
-    /// True if the chunk has no other part.
-    bool is_complete_chunk() const { return length_bytes == job->chunk.length_bytes(); }
+    kv::Digest digest;            // of the chunk, if there is no job
   };
   struct Mismatch {
-    std::shared_ptr<Job> job;      // shared with the parts of the chunk
+    ReadPart part;
     std::optional<uint64_t> page;  // empty: the page is not known, only the chunk
   };
 
@@ -133,6 +134,8 @@ class ChunkReader {
   Result<void> Verify(const ReadPart& part, std::span<const std::byte> bytes);
   /// Keeps the first mismatch and returns an error, which ends the reading.
   Result<void> RecordMismatch(Mismatch mismatch);
+  /// Returns the job of a part that has none, to find what is wrong with what was read.
+  std::shared_ptr<Job> JobOf(const ReadPart& part) const;
   /// Returns the error that names the page, file and offset.
   Error Diagnose(Mismatch mismatch);
   /// Returns the error for stored page digests that do not match the chunk's digest.

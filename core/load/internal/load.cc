@@ -159,7 +159,7 @@ Result<void> RunLoadValues(const StepView& view, std::span<ValueInfo> values,
     if (std::holds_alternative<ChunkedValue>(info.value)) chunked.push_back(&info);
   }
   std::ranges::sort(chunked, {}, &ValueInfo::fqn);
-  std::vector<std::string> fqns;
+  std::vector<std::string_view> fqns;
   for (const ValueInfo* info : chunked) fqns.push_back(info->fqn);
   CAIRN_TRY_ASSIGN(const std::vector<TensorInfo> tensors, FindTensors(view, fqns));
   uint64_t total_bytes = 0;

@@ -131,7 +131,7 @@ Result<std::vector<TensorInfo>> FindRequested(const StepView& view,
                                               std::span<const TensorInfo> known) {
   auto indices = IndicesOf(requests, known);
   if (!indices) {
-    std::vector<std::string> fqns;
+    std::vector<std::string_view> fqns;
     fqns.reserve(requests.size());
     for (const LoadRequest& request : requests) fqns.push_back(request.fqn);
     return FindNamed(view, std::move(fqns));
@@ -214,12 +214,11 @@ Result<void> ReadPlan::AddWant(const LoadRequest& request, const TensorInfo& ten
 }
 
 Result<void> ReadPlan::AddReads(const StepView& view, ChunkReader& reader) {
-  return ForEachChunkOf(view, owners_, [&](size_t i, ChunkInfo&& chunk) {
-    return Visit(i, std::move(chunk), reader);
-  });
+  return ForEachChunkOf(view, owners_,
+                        [&](size_t i, const ChunkInfo& chunk) { return Visit(i, chunk, reader); });
 }
 
-Result<void> ReadPlan::Visit(size_t i, ChunkInfo&& chunk, ChunkReader& reader) {
+Result<void> ReadPlan::Visit(size_t i, const ChunkInfo& chunk, ChunkReader& reader) {
   const std::string& fqn = owners_[i].fqn;
   const size_t end = begins_[i + 1];
   const uint64_t first_index = chunk.box.offsets.empty() ? 0 : chunk.box.offsets.front();
@@ -231,14 +230,12 @@ Result<void> ReadPlan::Visit(size_t i, ChunkInfo&& chunk, ChunkReader& reader) {
     const Want& want = wants_[w];
     if (want.alias_region || !Overlaps(chunk.box, want.request->box)) continue;
     const TensorTarget& target = want.request->target;
-    ChunkInfo wanted = w + 1 == end ? std::move(chunk) : chunk;
     // A small tensor is one chunk, and there may be very many of them.
-    if (wanted.box == want.request->box && want.element.cast == nullptr &&
+    if (chunk.box == want.request->box && want.element.cast == nullptr &&
         IsContiguous(target.shape, target.strides)) {
-      CAIRN_TRY(reader.AddWhole(fqn, std::move(wanted), target.data));
+      CAIRN_TRY(reader.AddWhole(fqn, chunk, target.data));
     } else {
-      StridedRegion region = BoxRegion(*want.request, wanted, want.element);
-      CAIRN_TRY(reader.Add(fqn, std::move(wanted), std::move(region)));
+      CAIRN_TRY(reader.Add(fqn, chunk, BoxRegion(*want.request, chunk, want.element)));
     }
   }
   return {};

@@ -62,7 +62,7 @@ class ReadPlan {
   /// Adds what a request needs of `tensor`, whose bytes owner `owner` holds.
   Result<void> AddWant(const LoadRequest& request, const TensorInfo& tensor, size_t owner);
   /// Adds what the requests need of a chunk of owner `i`. Requires chunks in key order.
-  Result<void> Visit(size_t i, ChunkInfo&& chunk, ChunkReader& reader);
+  Result<void> Visit(size_t i, const ChunkInfo& chunk, ChunkReader& reader);
   Result<void> VisitAliases(size_t i, const ChunkInfo& chunk, ChunkReader& reader);
 
   std::vector<TensorInfo> owners_;  // key order

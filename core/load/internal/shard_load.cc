@@ -82,7 +82,7 @@ struct Fillings {
   static Result<Fillings> Make(const StepView& view, std::span<const ShardTarget> targets,
                                uint32_t rank) {
     Fillings fillings;
-    std::vector<std::string> fqns;
+    std::vector<std::string_view> fqns;
     for (const ShardTarget& target : targets) fqns.push_back(target.fqn);
     CAIRN_TRY_ASSIGN(fillings.stored, FindNamed(view, std::move(fqns)));
     for (const ShardTarget& target : targets) {

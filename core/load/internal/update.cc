@@ -126,7 +126,7 @@ class Update {
  private:
   /// Finds the tensors that hold the bytes of the requests, and their differences.
   Result<void> FindChanges() {
-    std::vector<std::string> fqns;
+    std::vector<std::string_view> fqns;
     for (const LoadRequest& request : requests_) fqns.push_back(request.fqn);
     CAIRN_TRY_ASSIGN(requested_, FindNamed(view_, std::move(fqns)));
     CAIRN_TRY_ASSIGN(owner_infos_, FindOwners(view_, requested_));

@@ -78,7 +78,7 @@ KnownKeys FindKnownKeys(const StepView& view, std::string_view fqn) {
   return known;
 }
 
-Error MissingTensor(const StepView& view, const std::string& fqn) {
+Error MissingTensor(const StepView& view, std::string_view fqn) {
   const KnownKeys known = FindKnownKeys(view, fqn);
   std::string message = "the step has no such tensor";
   if (!known.similar.empty()) {
@@ -89,11 +89,11 @@ Error MissingTensor(const StepView& view, const std::string& fqn) {
   return Error{.code = ErrorCode::kNotFound,
                .hint = known.similar.empty() ? Hint::kListKeys : Hint::kStated,
                .message = std::move(message),
-               .key = fqn,
+               .key = std::string(fqn),
                .step = view.step.step};
 }
 
-void SortUnique(std::vector<std::string>& names) {
+void SortUnique(std::vector<std::string_view>& names) {
   // They often are in order, and this is much cheaper than sorting them again.
   if (!std::ranges::is_sorted(names)) std::ranges::sort(names);
   names.erase(std::ranges::unique(names).begin(), names.end());
@@ -137,12 +137,12 @@ Result<TensorInfo> FindTensor(const StepView& view, const std::string& fqn) {
 }
 
 Result<std::vector<TensorInfo>> FindTensors(const StepView& view,
-                                            std::span<const std::string> fqns) {
+                                            std::span<const std::string_view> fqns) {
   std::vector<TensorInfo> found;
   found.reserve(fqns.size());
   if (fqns.size() * kSeekCost < view.step.tensor_count) {
-    for (const std::string& fqn : fqns) {
-      CAIRN_TRY_ASSIGN(TensorInfo info, FindTensor(view, fqn));
+    for (const std::string_view fqn : fqns) {
+      CAIRN_TRY_ASSIGN(TensorInfo info, FindTensor(view, std::string(fqn)));
       found.push_back(std::move(info));
     }
     return found;
@@ -152,9 +152,10 @@ Result<std::vector<TensorInfo>> FindTensors(const StepView& view,
       [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
         if (found.size() == fqns.size()) return false;
         CAIRN_TRY_ASSIGN(const kv::ParsedKey parsed, kv::ParseKey(key));
-        const std::string& wanted = fqns[found.size()];
-        if (parsed.fqn < wanted) return true;
-        if (parsed.fqn > wanted) return Fail(MissingTensor(view, wanted));
+        const std::string_view wanted = fqns[found.size()];
+        const int order = parsed.fqn.compare(wanted);
+        if (order < 0) return true;
+        if (order > 0) return Fail(MissingTensor(view, wanted));
         auto info = DecodeTensor(parsed.fqn, record);
         if (!info) return AtStep(view, std::move(info).error());
         found.push_back(*std::move(info));
@@ -192,7 +193,8 @@ bool IsWholeOwner(const TensorInfo& alias, const TensorInfo& owner) {
   return true;
 }
 
-Result<std::vector<TensorInfo>> FindNamed(const StepView& view, std::vector<std::string> fqns) {
+Result<std::vector<TensorInfo>> FindNamed(const StepView& view,
+                                          std::vector<std::string_view> fqns) {
   SortUnique(fqns);
   return FindTensors(view, fqns);
 }
@@ -214,7 +216,7 @@ Result<std::vector<TensorInfo>> FindOwners(const StepView& view,
   for (const TensorInfo& tensor : tensors) {
     if (!tensor.alias_of) owners.push_back(tensor);
   }
-  std::vector<std::string> others;
+  std::vector<std::string_view> others;
   for (const TensorInfo& tensor : tensors) {
     if (!tensor.alias_of) continue;
     if (FindByName(owners, *tensor.alias_of) == nullptr) others.push_back(*tensor.alias_of);
@@ -301,6 +303,7 @@ Result<void> ForEachChunkOf(const StepView& view, std::span<const TensorInfo> te
   bool is_whole = false;    // there is one, which has the tensor's shape
   uint64_t skipped = 0;     // chunks of other tensors, since the last chunk of one of these
   bool is_stopped = false;  // the scan, before the end of the column
+  ChunkInfo chunk;          // reused, if `visit` leaves its memory
   const auto finish = [&]() -> Result<void> {
     const TensorInfo& tensor = tensors[at];
     const auto damaged = [&](std::string message) {
@@ -326,21 +329,20 @@ Result<void> ForEachChunkOf(const StepView& view, std::span<const TensorInfo> te
   const auto on_record = [&](std::string_view key,
                              std::span<const std::byte> record) -> Result<bool> {
     const std::string_view fqn = key.substr(0, key.find('\0'));
-    while (at < tensors.size() && tensors[at].fqn < fqn) CAIRN_TRY(finish());
-    is_stopped = at == tensors.size() || (tensors[at].fqn != fqn && ++skipped > kSeekCost);
+    int order = 1;
+    while (at < tensors.size() && (order = fqn.compare(tensors[at].fqn)) > 0) CAIRN_TRY(finish());
+    is_stopped = at == tensors.size() || (order != 0 && ++skipped > kSeekCost);
     if (is_stopped) return false;
-    if (tensors[at].fqn != fqn) return true;
+    if (order != 0) return true;
     skipped = 0;
-    auto decoded = DecodeChunk(key, record);
-    if (!decoded) return AtStep(view, std::move(decoded).error());
+    Result<void> read = DecodeChunk(key, record, chunk);
     const TensorInfo& tensor = tensors[at];
-    auto fits = CheckChunk(tensor, decoded->info);
-    if (!fits) return AtStep(view, std::move(fits).error());
+    if (read) read = CheckChunk(tensor, chunk);
+    if (!read) return AtStep(view, std::move(read).error());
     ++seen;
-    const Box& box = decoded->info.box;
-    is_whole = tensor.chunk_count == 1 && box.sizes == tensor.shape;
-    if (!is_whole) boxes.Add(box.offsets, box.sizes);
-    CAIRN_TRY(visit(at, std::move(decoded->info)));
+    is_whole = tensor.chunk_count == 1 && chunk.box.sizes == tensor.shape;
+    if (!is_whole) boxes.Add(chunk.box.offsets, chunk.box.sizes);
+    CAIRN_TRY(visit(at, std::move(chunk)));
     return true;
   };
   // The scan leaps over the chunks of other tensors where that is cheaper. If it probably reads

@@ -71,7 +71,7 @@ Result<TensorInfo> FindTensor(const StepView& view, const std::string& fqn);
 /// duplicates. Cost: one scan if they are a large part of the step, otherwise one lookup per FQN.
 /// Errors: see FindTensor.
 Result<std::vector<TensorInfo>> FindTensors(const StepView& view,
-                                            std::span<const std::string> fqns);
+                                            std::span<const std::string_view> fqns);
 
 /// Returns the StructureRecord of the step, which the caller verifies; aligned for FlatBuffers.
 /// kDataLoss: there is none.
@@ -97,7 +97,7 @@ bool IsWholeOwner(const TensorInfo& alias, const TensorInfo& owner);
 
 /// Returns the records of `fqns`, which may repeat and may be in any order, in key order without
 /// duplicates. Errors: see FindTensors.
-Result<std::vector<TensorInfo>> FindNamed(const StepView& view, std::vector<std::string> fqns);
+Result<std::vector<TensorInfo>> FindNamed(const StepView& view, std::vector<std::string_view> fqns);
 
 /// Returns the owners of `tensors` in key order without duplicates; the caller calls CheckAlias.
 /// Requires that `tensors` are in key order. kDataLoss: an owner is missing.
@@ -125,8 +125,8 @@ Result<void> ForEachChunk(const StepView& view, const TensorInfo& tensor,
                           const std::function<Result<void>(ChunkInfo&&)>& visit);
 
 /// Calls `visit(i, chunk)` with each chunk of each of `tensors`, in key order; `i` is the index of
-/// the chunk's tensor. Requires that `tensors` ascend by FQN without duplicates. Errors: see
-/// ForEachChunk.
+/// the chunk's tensor. `visit` may take the chunk; memory that it leaves is used for the next one.
+/// Requires that `tensors` ascend by FQN without duplicates. Errors: see ForEachChunk.
 Result<void> ForEachChunkOf(const StepView& view, std::span<const TensorInfo> tensors,
                             const std::function<Result<void>(size_t, ChunkInfo&&)>& visit);
 

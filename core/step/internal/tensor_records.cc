@@ -122,20 +122,25 @@ Result<TensorInfo> DecodeTensor(std::string_view fqn, std::span<const std::byte>
 }
 
 Result<DecodedChunk> DecodeChunk(std::string_view key, std::span<const std::byte> bytes) {
+  DecodedChunk decoded{.fqn = key.substr(0, key.find('\0')), .info = {}};
+  CAIRN_TRY(DecodeChunk(key, bytes, decoded.info));
+  return decoded;
+}
+
+Result<void> DecodeChunk(std::string_view key, std::span<const std::byte> bytes, ChunkInfo& info) {
   kv::ChunkView chunk;
   CAIRN_TRY(chunk.Set(key, bytes));
+  info.box.offsets.resize(chunk.dimensions());
+  chunk.CopyOffsets(info.box.offsets);
+  info.box.sizes.resize(chunk.dimensions());
+  chunk.CopySizes(info.box.sizes);
+  info.extents = chunk.extents().payload;
+  info.deltas = chunk.extents().deltas;
   const schema::Digest& digest = *chunk.record().digest();
-  DecodedChunk decoded{.fqn = chunk.fqn(),
-                       .info = {.box = {.offsets = std::vector<uint64_t>(chunk.dimensions()),
-                                        .sizes = std::vector<uint64_t>(chunk.dimensions())},
-                                .extents = chunk.extents().payload,
-                                .deltas = chunk.extents().deltas,
-                                .digest = {.lo = digest.lo(), .hi = digest.hi()},
-                                .since_step = chunk.record().since_step(),
-                                .statistics = kv::ReadStatistics(chunk.record())}};
-  chunk.CopyOffsets(decoded.info.box.offsets);
-  chunk.CopySizes(decoded.info.box.sizes);
-  return decoded;
+  info.digest = {.lo = digest.lo(), .hi = digest.hi()};
+  info.since_step = chunk.record().since_step();
+  info.statistics = kv::ReadStatistics(chunk.record());
+  return {};
 }
 
 Result<void> CheckChunk(const TensorInfo& tensor, const ChunkInfo& chunk) {

@@ -47,6 +47,8 @@ struct DecodedChunk {
 /// is damaged. kUnimplemented: it has a newer version, or an encoding that this build does not
 /// know.
 Result<DecodedChunk> DecodeChunk(std::string_view key, std::span<const std::byte> record);
+/// Decodes it to `info`, whose memory is reused.
+Result<void> DecodeChunk(std::string_view key, std::span<const std::byte> record, ChunkInfo& info);
 
 /// Checks a chunk against its tensor. kDataLoss: its box is not inside the tensor, or its length
 /// does not match its box.

@@ -92,10 +92,12 @@ class ReadBatches {
   ReadBatches(std::span<const ReadRange> ranges, uint64_t window_bytes)
       : ranges_(ranges), window_bytes_(window_bytes), order_(ranges.size()) {
     std::iota(order_.begin(), order_.end(), size_t{0});
-    std::ranges::sort(order_, [&](size_t a, size_t b) {
+    const auto is_before = [&](size_t a, size_t b) {
       return std::tie(ranges[a].segment_id, ranges[a].offset_bytes) <
              std::tie(ranges[b].segment_id, ranges[b].offset_bytes);
-    });
+    };
+    // Mostly they are in order, and to find this is much cheaper than to sort them again.
+    if (!std::ranges::is_sorted(order_, is_before)) std::ranges::sort(order_, is_before);
   }
 
   /// Returns the next batch; one without ranges at the end and after Stop.
