@@ -3,8 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <bit>
-#include <functional>
 
 #include "cairn_schema/structure_generated.h"
 #include "kv/base/record_check.h"
@@ -44,22 +42,6 @@ char MarkOf(KeyKind kind) {
       break;
   }
   return 0;
-}
-
-// Returns a leaf that has the FQN of an earlier one; null if there is none. A hash table of indices
-// with open addressing: every save and listing calls this, and a set would allocate a node per
-// leaf.
-const Leaf* FindRepeated(const std::vector<Leaf>& leaves) {
-  constexpr uint32_t kFree = ~uint32_t{0};
-  std::vector<uint32_t> table(std::bit_ceil(2 * leaves.size() + 1), kFree);
-  for (uint32_t i = 0; i < leaves.size(); ++i) {
-    size_t at = std::hash<std::string_view>()(leaves[i].fqn) & (table.size() - 1);
-    for (; table[at] != kFree; at = (at + 1) & (table.size() - 1)) {
-      if (leaves[table[at]].fqn == leaves[i].fqn) return &leaves[i];
-    }
-    table[at] = i;
-  }
-  return nullptr;
 }
 
 }  // namespace
@@ -137,60 +119,6 @@ const char* KindName(NodeKind kind) {
       return "a plain value";
   }
   return "unknown";
-}
-
-Result<std::vector<Leaf>> FlattenTree(const StateTree& tree) {
-  CAIRN_TRY_ASSIGN(const std::vector<uint32_t> parents, internal::ParentsOf(tree));
-  std::vector<Leaf> leaves;
-  // FQNs of the containers on the path from the root to the current node.
-  struct Prefix {
-    uint32_t node;
-    std::string fqn;
-  };
-  std::vector<Prefix> prefixes;
-  for (uint32_t i = 0; i < tree.nodes.size(); ++i) {
-    const Node& node = tree.nodes[i];
-    while (!prefixes.empty() && prefixes.back().node != parents[i]) prefixes.pop_back();
-    std::string fqn;
-    if (i > 0) {
-      // The root has the FQN "", and its children have no "." before them.
-      if (parents[i] != 0) {
-        const std::string& prefix = prefixes.back().fqn;
-        fqn.reserve(prefix.size() + 1 + node.key.size());
-        fqn.append(prefix).push_back('.');
-      }
-      AppendName(node, fqn);
-    }
-    if (fqn.find('\0') != std::string::npos) {
-      return Fail(Error{.code = ErrorCode::kInvalidArgument,
-                        .message = "a key contains a NUL character; rename it",
-                        .key = fqn.substr(0, fqn.find('\0'))});
-    }
-    if (fqn.size() > kMaxFqnBytes) {
-      return Fail(ErrorCode::kInvalidArgument,
-                  fmt::format("a key path is longer than {} bytes: {}...", kMaxFqnBytes,
-                              fqn.substr(0, 80)));
-    }
-    if (IsContainer(node.kind)) {
-      if (prefixes.size() == kMaxTreeLevels) {
-        return Fail(Error{
-            .code = ErrorCode::kInvalidArgument,
-            .message = fmt::format("the state is nested deeper than {} levels", kMaxTreeLevels),
-            .key = fqn.substr(0, 80)});
-      }
-      prefixes.push_back({i, std::move(fqn)});
-    } else {
-      leaves.push_back({i, std::move(fqn)});
-    }
-  }
-  if (const Leaf* second = FindRepeated(leaves)) {
-    return Fail(Error{
-        .code = ErrorCode::kInvalidArgument,
-        .message = "two leaves of the state dict, perhaps of different ranks, have this key path; "
-                   "rename one",
-        .key = second->fqn});
-  }
-  return leaves;
 }
 
 StateTree PruneTree(const StateTree& tree, const std::vector<bool>& keep) {
@@ -296,6 +224,8 @@ std::vector<std::byte> EncodeTree(const StateTree& tree, std::span<const Extensi
   std::vector<uint8_t> kinds, key_kinds, forms;
   std::vector<flatbuffers::Offset<flatbuffers::String>> keys;
   std::vector<uint32_t> child_counts;
+  keys.reserve(tree.nodes.size());
+  child_counts.reserve(tree.nodes.size());
   for (const Node& node : tree.nodes) {
     kinds.push_back(static_cast<uint8_t>(node.kind));
     key_kinds.push_back(static_cast<uint8_t>(node.key_kind));
@@ -362,23 +292,6 @@ Result<StateTree> DecodeTree(std::span<const std::byte> bytes) {
 }
 
 StateDict::StateDict() { tree.nodes.push_back(Node{}); }
-
-Result<std::vector<Leaf>> StateDict::Leaves() const {
-  CAIRN_TRY_ASSIGN(std::vector<Leaf> leaves, FlattenTree(tree));
-  if (leaves.size() != slot.size()) {
-    return Fail(ErrorCode::kInvalidArgument,
-                fmt::format("the state dict has {} leaves in its tree but contents for {}",
-                            leaves.size(), slot.size()));
-  }
-  for (size_t i = 0; i < leaves.size(); ++i) {
-    const bool is_tensor = IsTensor(tree.nodes[leaves[i].node].kind);
-    if (slot[i] < (is_tensor ? tensors.size() : values.size())) continue;
-    return Fail(Error{.code = ErrorCode::kInvalidArgument,
-                      .message = "a leaf of the state dict refers to contents that it lacks",
-                      .key = std::move(leaves[i].fqn)});
-  }
-  return leaves;
-}
 
 StateDict::Builder& StateDict::Builder::WithKeyKind(KeyKind kind) {
   key_kind_ = kind;

@@ -88,7 +88,7 @@ std::vector<std::vector<LoadRequest>> DivideOverlaps(std::span<const LoadRequest
   if (AscendApart(spans)) return {};  // as in new memory
   std::vector<size_t> turn_of(requests.size(), 0);
   size_t turns = 1;
-  for (const std::vector<size_t>& group : OverlapGroups(spans)) {
+  for (const std::span<size_t> group : OverlapGroups(spans)) {
     for (size_t turn = 0; turn < group.size(); ++turn) turn_of[group[turn]] = turn;
     turns = std::max(turns, group.size());
   }

@@ -287,7 +287,7 @@ class Update {
       spans.push_back({.begin = begin, .end = begin + memory.bytes.size()});
     }
     std::set<const ChunkMemory*> overlaps;
-    for (const std::vector<size_t>& group : OverlapGroups(spans)) {
+    for (const std::span<size_t> group : OverlapGroups(spans)) {
       if (group.size() == 1) continue;
       for (const size_t i : group) overlaps.insert(&memory_[i]);
     }

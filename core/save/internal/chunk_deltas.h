@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -92,6 +93,7 @@ class ChunkDeltas {
   /// A chunk that is being encoded, and the pages of its base that differ.
   struct Job {
     PlannedChunk* chunk = nullptr;
+    std::string fqn;
     std::vector<uint64_t> pages;
     std::vector<std::byte> bytes;  // bytes of these pages, one after the other
     DeltaChain chain;
@@ -120,7 +122,7 @@ class ChunkDeltas {
       return std::nullopt;
     }
     if (refused_tensor_ == chunk.tensor && ++untried_ % kDeltaTryInterval != 0) return std::nullopt;
-    Job job{.chunk = &chunk};
+    Job job{.chunk = &chunk, .fqn = std::string(plan_.tensors()[chunk.tensor].fqn)};
     uint64_t changed_bytes = 0;
     for (uint64_t page = 0; page < chunk.page_digests.size(); ++page) {
       if (chunk.page_digests[page] == chunk.base_page_digests[page]) continue;
@@ -160,8 +162,7 @@ class ChunkDeltas {
         rest = rest.subspan(count);
       }
       if (base.deltas.empty()) continue;
-      deltas.push_back(
-          {.fqn = &plan_.tensors[job.chunk->tensor].fqn, .chunk = &base, .chain = &job.chain});
+      deltas.push_back({.fqn = &job.fqn, .chunk = &base, .chain = &job.chain});
     }
     if (!deltas.empty() && !ReadDeltas(base_, deltas)) return false;
     const uint32_t threads = kv::WorkerThreads();
@@ -175,7 +176,7 @@ class ChunkDeltas {
     DeltaEncoder& encoder = encoders_[worker];
     const HostPayload payload = chunk.host_payload();
     const uint64_t max_bytes = MaxNextDeltaBytes(chunk, job.bytes.size());
-    encoder.Begin(schema::ElementBytes(plan_.tensors[chunk.tensor].dtype), chunk.length_bytes);
+    encoder.Begin(schema::ElementBytes(plan_.tensors()[chunk.tensor].dtype), chunk.length_bytes);
     std::span<std::byte> rest(job.bytes);
     uint64_t page = 0;
     for (const uint64_t changed : job.pages) {

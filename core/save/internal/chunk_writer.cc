@@ -1,5 +1,6 @@
 #include "core/save/internal/chunk_writer.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <deque>
@@ -88,7 +89,7 @@ class ChunkWriter {
   Result<void> Finish() {
     CAIRN_TRY(FlushWindow());
     CAIRN_TRY(FlushWindow());
-    return AddTensorRecords(context_.plan.tensors.size());
+    return AddTensorRecords(context_.plan.tensors().size());
   }
 
   const WrittenChunks& written() const { return written_; }
@@ -115,7 +116,8 @@ class ChunkWriter {
   /// was digested before, while its next chunks are compressed.
   Result<void> FlushWindow() {
     context_.pool.Finish();
-    ready_ = std::exchange(digested_, std::exchange(filling_, {}));
+    std::swap(ready_, digested_);
+    std::swap(digested_, filling_);
     scanned_.clear();
     for (PlannedChunk& chunk : digested_.chunks) {
       const bool needs_digest = chunk.is_candidate() || IsWorthCompressing(chunk) ||
@@ -133,7 +135,8 @@ class ChunkWriter {
       if (i < compressions) return Run(compressions_[i], worker);
       for (PlannedChunk* const chunk : scan_groups_[i - compressions]) {
         std::optional<ChunkStatisticsAccumulator> statistics;
-        if (NeedsStatistics(*chunk)) statistics.emplace(context_.plan.tensors[chunk->tensor].dtype);
+        if (NeedsStatistics(*chunk))
+          statistics.emplace(context_.plan.tensors()[chunk->tensor].dtype);
         ScanChunk(*chunk, std::move(statistics), scratch_[worker]);
       }
     });
@@ -146,6 +149,8 @@ class ChunkWriter {
       CAIRN_TRY(Write(chunk));
       if (chunk.is_compressed) GiveBuffer(std::move(chunk.delta));
     }
+    ready_.chunks.clear();
+    ready_.bytes = 0;
     return {};
   }
 
@@ -182,7 +187,8 @@ class ChunkWriter {
 
   bool NeedsStatistics(const PlannedChunk& chunk) const {
     if (!context_.options.statistics || !chunk.has_bytes || chunk.is_on_device()) return false;
-    if (context_.plan.tensors[chunk.tensor].hidden) return false;  // its bytes are not its elements
+    if (context_.plan.tensors()[chunk.tensor].hidden)
+      return false;  // its bytes are not its elements
     return !chunk.is_digested() || !chunk.is_unchanged() || !chunk.base->statistics;
   }
   bool IsWorthCompressing(const PlannedChunk& chunk) const {
@@ -231,7 +237,7 @@ class ChunkWriter {
     };
     std::vector<std::byte> compressed = TakeBuffer();
     if (Compress(compressors_[worker],
-                 schema::ElementBytes(context_.plan.tensors[chunk.tensor].dtype),
+                 schema::ElementBytes(context_.plan.tensors()[chunk.tensor].dtype),
                  chunk.length_bytes, page_at, chunk.page_digests, compressed) &&
         !has_changed) {  // otherwise, Append notices the change
       chunk.delta = std::move(compressed);
@@ -268,17 +274,17 @@ class ChunkWriter {
 
   /// Adds the records of the tensors before `end` that are not added yet.
   Result<void> AddTensorRecords(size_t end) {
-    CAIRN_CHECK(end <= context_.plan.tensors.size());
+    CAIRN_CHECK(end <= context_.plan.tensors().size());
     for (; next_tensor_ < end; ++next_tensor_) {
-      const TensorInfo& info = context_.plan.tensors[next_tensor_];
-      CAIRN_TRY(context_.writer.AddRecord(kv::Column::kTensors, kv::FqnKey(info.fqn),
-                                          tensor_encoder_.Encode(info)));
+      const TensorEntry& tensor = context_.plan.tensors()[next_tensor_];
+      CAIRN_TRY(
+          context_.writer.AddRecord(kv::Column::kTensors, tensor.key(), encoder_.Encode(tensor)));
     }
     return {};
   }
 
   Result<void> Write(const PlannedChunk& chunk) {
-    const std::string& fqn = context_.plan.tensors[chunk.tensor].fqn;
+    const std::string_view fqn = context_.plan.tensors()[chunk.tensor].fqn;
     ++written_.chunks;
     if (chunk.is_unchanged()) {
       ++written_.reused;
@@ -286,10 +292,11 @@ class ChunkWriter {
     }
     if (!chunk.has_bytes) return Fail(kv::BaseReplacedError(context_.step).WithKey(fqn));
     if (chunk.is_stated_unchanged && chunk.base) return Fail(NotUnchangedError(fqn));
+    const auto sizes = chunk.box.sizes();
     if (auto shared = equal_ ? equal_->Find(chunk) : std::nullopt) {
       ++written_.reused;
       return AddRecord(chunk,
-                       {.sizes = chunk.sizes,
+                       {.sizes = {sizes.begin(), sizes.end()},
                         .extents = std::move(shared->extents),
                         .digest = chunk.digest,
                         .since_step = shared->since_step,
@@ -303,7 +310,7 @@ class ChunkWriter {
     CAIRN_TRY(stored);
     if (equal_) equal_->Add(chunk, stored->extents, context_.step);
     return AddRecord(chunk,
-                     {.sizes = chunk.sizes,
+                     {.sizes = {sizes.begin(), sizes.end()},
                       .extents = std::move(stored->extents),
                       .digest = stored->digest,
                       .since_step = context_.step,
@@ -316,12 +323,13 @@ class ChunkWriter {
   Result<void> AddRecord(const PlannedChunk& chunk, kv::ChunkEntry entry, bool in_base) {
     if (!entry.statistics) entry.statistics = chunk.statistics;
     if (context_.saved != nullptr) {
-      context_.saved->shards[chunk.shard].chunks.push_back(
-          {.digest = entry.digest,
-           .reused = chunk.is_unchanged(),
-           .deltas = static_cast<uint8_t>(entry.extents.deltas.size())});
+      context_.saved->chunks[chunk.index] = {
+          .digest = entry.digest,
+          .reused = chunk.is_unchanged(),
+          .deltas = static_cast<uint8_t>(entry.extents.deltas.size())};
     }
-    CAIRN_TRY(context_.writer.AddChunk(chunk.key, std::move(entry), in_base));
+    SetChunkKey(context_.plan.tensors()[chunk.tensor], chunk.box, key_);
+    CAIRN_TRY(context_.writer.AddChunk(key_, entry, in_base));
     return context_.progress.Add(chunk.length_bytes);
   }
 
@@ -329,8 +337,9 @@ class ChunkWriter {
     if (!chunk.delta.empty()) return AppendDelta(chunk);
     // After a delta, which has any length, a chunk is aligned as if it were the first of its
     // tensor.
+    const PlanLayout& layout = *context_.plan.layout;
     const kv::SegmentAlignment alignment = std::exchange(follows_delta_, false)
-                                               ? FirstAlignment(context_.plan.shards[chunk.shard])
+                                               ? FirstAlignment(layout, layout.shards[chunk.shard])
                                                : chunk.alignment;
     const auto append = [&](const kv::Payload& payload) -> Result<Stored> {
       if (chunk.ranges) {
@@ -344,8 +353,8 @@ class ChunkWriter {
       return Stored{.extents = {appended.extent}, .digest = appended.digest};
     };
     if (chunk.is_on_device()) {
-      return append(
-          DevicePayload(*context_.device, *chunk.source, chunk.begin_bytes, chunk.length_bytes));
+      return append(DevicePayload(*context_.device, chunk.source.view(), chunk.begin_bytes,
+                                  chunk.length_bytes));
     }
     return append(chunk.host_payload());
   }
@@ -364,12 +373,14 @@ class ChunkWriter {
   }
 
   const ChunkWriterContext context_;
-  TensorEncoder tensor_encoder_;
-  size_t next_tensor_ = 0;                       // the first whose record is not added yet
+  size_t next_tensor_ = 0;  // the first whose record is not added yet
+  TensorEncoder encoder_;
+  std::string key_;                              // key of the chunk that was added last
   std::vector<std::vector<std::byte>> scratch_;  // one page per worker
-  Window ready_;                                 // is being written
+  // Windows take turns, so that their memory is used again.
   Window filling_;
   Window digested_;                                    // or is being digested
+  Window ready_;                                       // is being written
   std::vector<PlannedChunk*> scanned_;                 // in digested_; their bytes are being read
   std::vector<std::span<PlannedChunk*>> scan_groups_;  // parts of scanned_, one per thread
   // The tensor of the last chunk that was probed, if its pages changed too much to keep any.
@@ -398,16 +409,17 @@ Result<void> MergeWithBase(const ChunkWriterContext& context, ChunkSource& chunk
   const auto has_same_dtype = [&](size_t tensor) {
     if (known_tensor == tensor) return has_known_dtype;
     known_tensor = tensor;
-    const TensorInfo& planned = context.plan.tensors[tensor];
-    const auto record = base.Get(kv::Column::kTensors, step, kv::FqnKey(planned.fqn));
+    const TensorEntry& planned = context.plan.tensors()[tensor];
+    const auto record = base.Get(kv::Column::kTensors, step, planned.key());
     const bool is_found = record && record->has_value();
     const auto info = is_found ? DecodeTensor(planned.fqn, **record) : Result<TensorInfo>();
     has_known_dtype = is_found && info && info->dtype == planned.dtype;
     return has_known_dtype;
   };
-  const auto set_base = [&](std::span<const std::byte> record, PlannedChunk& chunk) {
-    auto decoded = DecodeChunk(chunk.key, record);
-    if (!decoded || decoded->info.box.sizes != chunk.sizes ||
+  const auto set_base = [&](std::string_view key, std::span<const std::byte> record,
+                            PlannedChunk& chunk) {
+    auto decoded = DecodeChunk(key, record);
+    if (!decoded || !std::ranges::equal(decoded->info.box.sizes, chunk.box.sizes()) ||
         decoded->info.length_bytes() != chunk.length_bytes ||
         decoded->info.extents.page_bytes() != kv::kPageBytes) {
       return;
@@ -420,54 +432,39 @@ Result<void> MergeWithBase(const ChunkWriterContext& context, ChunkSource& chunk
     chunk.digest = chunk.base->digest;
     chunk.has_bytes = false;
   };
-  uint64_t own_chunks = 0;
-  for (const PlannedShard& shard : context.plan.shards) own_chunks += shard.chunk_count();
   // A lookup costs as much as about this many records of a scan.
   constexpr uint64_t kLookupCost = 16;
-  if (step.chunk_count > own_chunks * kLookupCost) {
+  if (step.chunk_count > context.plan.layout->chunks.size() * kLookupCost) {
     while (!chunks.done()) {
+      const std::string key = chunks.PeekKey();
       PlannedChunk chunk = chunks.Take();
-      CAIRN_TRY_ASSIGN(const auto record, base.Get(kv::Column::kChunks, step, chunk.key));
-      if (record) set_base(*record, chunk);
+      CAIRN_TRY_ASSIGN(const auto record, base.Get(kv::Column::kChunks, step, key));
+      if (record) set_base(key, *record, chunk);
       CAIRN_TRY(writer.Add(std::move(chunk)));
     }
     return {};
   }
   const auto on_record = [&](std::string_view key,
                              std::span<const std::byte> record) -> Result<bool> {
-    while (!chunks.done() && chunks.Peek().key < key) CAIRN_TRY(writer.Add(chunks.Take()));
+    while (!chunks.done() && chunks.PeekKey() < key) CAIRN_TRY(writer.Add(chunks.Take()));
     if (chunks.done()) return false;
-    if (chunks.Peek().key != key) return true;
+    if (chunks.PeekKey() != key) return true;
     PlannedChunk chunk = chunks.Take();
-    set_base(record, chunk);
+    set_base(key, record, chunk);
     CAIRN_TRY(writer.Add(std::move(chunk)));
     return true;
   };
   return base.Scan(kv::Column::kChunks, step, "", on_record);
 }
 
-// The shards of the plan; their chunks are recorded when they are written.
-std::vector<SavedChunks::Shard> ShardsToRecord(const SavePlan& plan) {
-  std::vector<SavedChunks::Shard> shards;
-  shards.reserve(plan.shards.size());
-  for (const PlannedShard& shard : plan.shards) {
-    const TensorInfo& tensor = plan.tensors[shard.tensor];
-    shards.push_back({.fqn = tensor.fqn,
-                      .dtype = tensor.dtype,
-                      .box = shard.grid.box(),
-                      .first_chunk = shard.first_chunk,
-                      .device = shard.source.device,
-                      .first_page_digest = shard.first_page_digest,
-                      .chunks = {}});
-    shards.back().chunks.reserve(shard.chunk_count());
-  }
-  return shards;
-}
-
 }  // namespace
 
 Result<WrittenChunks> WriteChunks(const ChunkWriterContext& context) {
-  if (context.saved != nullptr) context.saved->shards = ShardsToRecord(context.plan);
+  if (context.saved != nullptr) {
+    context.saved->layout = context.plan.layout;
+    context.saved->chunks.resize(context.plan.layout->chunks.size());
+    if (context.device != nullptr) context.saved->sources = context.plan.sources;
+  }
   ChunkSource chunks(context.plan);
   ChunkWriter writer(context);
   if (context.base != nullptr) CAIRN_TRY(MergeWithBase(context, chunks, writer));

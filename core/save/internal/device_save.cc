@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <span>
 
 #include "core/device/internal/device_queues.h"
 #include "core/device/internal/pinned_blocks.h"
@@ -17,9 +18,12 @@ constexpr uint64_t kSnapshotAlignment = 512;  // as of device allocators; makes 
 constexpr uint64_t kSpareBytes = 512 << 20;
 
 // True if bytes of the tensor itself are to be written.
-bool NeedsSnapshot(const PlannedShard& shard) {
-  if (!shard.on_device() || shard.has_stable_source) return false;
-  return std::ranges::any_of(shard.unchanged, [](const auto& digest) { return !digest; });
+bool NeedsSnapshot(const SavePlan& plan, size_t index) {
+  const PlannedShard& shard = plan.shards()[index];
+  if (!shard.on_device() || plan.sources[index].is_stable) return false;
+  return std::ranges::any_of(
+      std::span(plan.unchanged).subspan(shard.first_chunk, shard.end_chunk - shard.first_chunk),
+      [](const auto& digest) { return !digest; });
 }
 
 }  // namespace
@@ -37,7 +41,7 @@ Result<void> StagedPoint::MakeStreamWait(const DeviceStream& stream) const {
 }
 
 bool DeviceSave::IsNeeded(const SavePlan& plan) {
-  return std::ranges::any_of(plan.shards, &PlannedShard::on_device);
+  return std::ranges::any_of(plan.shards(), &PlannedShard::on_device);
 }
 
 Result<std::unique_ptr<DeviceSave>> DeviceSave::Begin(const SavePlan& plan,
@@ -62,10 +66,10 @@ Result<void> DeviceSave::BeginNextPlan(const SavePlan& plan,
 
 Result<void> DeviceSave::OpenQueues(const SavePlan& plan, std::span<const DeviceStream> streams) {
   std::set<int> devices;
-  for (const PlannedShard& shard : plan.shards) {
+  for (const PlannedShard& shard : plan.shards()) {
     if (!shard.on_device()) continue;
-    devices.insert(shard.source.device);
-    payload_bytes_ += shard.end_bytes() - shard.begin_bytes();
+    devices.insert(shard.source->device);
+    payload_bytes_ += plan.layout->LengthOf(shard);
   }
   streams_.clear();
   for (const int device : devices) {
@@ -87,6 +91,8 @@ DeviceSave::~DeviceSave() {
 }
 
 Result<void> DeviceSave::Digest(SavePlan& plan, const SavedChunks* base) {
+  plan.unchanged.resize(plan.layout->chunks.size());
+  plan.pages.resize(plan.layout->chunks.size());
   for (const auto& [device, queue] : queues_) CAIRN_TRY(DigestOn(device, plan, base));
   digested_ = true;
   if (base != nullptr) compared_ = base->step;
@@ -99,27 +105,30 @@ Result<void> DeviceSave::DigestOn(int device, SavePlan& plan, const SavedChunks*
   if (base != nullptr && base->page_digests.contains(device)) {
     base_page_digests = base->page_digests.at(device);
   }
-  BaseCursor cursor(base);
+  const PlanLayout& layout = *plan.layout;
+  BaseCursor cursor(base, layout);
   std::vector<DigestJob> jobs;
-  std::vector<const SavedChunks::Shard*> bases;  // base of each shard on the device
+  std::vector<const PlannedShard*> bases;  // base of each shard on the device
   uint64_t page = 0;
-  for (PlannedShard& shard : plan.shards) {
-    const SavedChunks::Shard* found = cursor.Find(plan.tensors[shard.tensor], shard);
-    if (shard.source.device != device) continue;
-    if (base_page_digests.data() == nullptr || (found != nullptr && found->device != device)) {
+  for (size_t i = 0; i < layout.shards.size(); ++i) {
+    const PlannedShard* found = cursor.Find(i);
+    if (layout.shards[i].source->device != device) continue;
+    if (base_page_digests.data() == nullptr ||
+        (found != nullptr && found->source->device != device)) {
       found = nullptr;
     }
     bases.push_back(found);
-    shard.first_page_digest = page;
-    for (uint64_t chunk = shard.first_chunk; chunk < shard.end_chunk; ++chunk) {
-      const uint64_t length_bytes = shard.grid.length_bytes(chunk);
-      DigestJob job{.source = shard.source,
-                    .begin_bytes = shard.grid.offset_bytes(chunk) - shard.skipped_bytes,
-                    .length_bytes = length_bytes};
-      if (found != nullptr)
-        job.base_page = found->first_page_digest + (page - shard.first_page_digest);
+    const uint64_t first_page = plan.sources[i].first_page_digest = page;
+    for (const ShardChunk& chunk : layout.ChunksOf(layout.shards[i])) {
+      DigestJob job{.source = plan.SourceOf(i).view(),
+                    .begin_bytes = chunk.begin_bytes,
+                    .length_bytes = chunk.length_bytes};
+      if (found != nullptr) {
+        const auto in_base = static_cast<size_t>(found - base->layout->shards.data());
+        job.base_page = base->sources[in_base].first_page_digest + (page - first_page);
+      }
       jobs.push_back(std::move(job));
-      page += kv::PageCount(length_bytes);
+      page += kv::PageCount(chunk.length_bytes);
     }
   }
   if (jobs.empty()) return {};  // only an earlier plan has tensors on the device
@@ -128,22 +137,22 @@ Result<void> DeviceSave::DigestOn(int device, SavePlan& plan, const SavedChunks*
 
   // The page digests of changed chunks are needed on the host.
   std::vector<DeviceQueue::PageRange> ranges;
-  std::vector<PlannedShard::ChunkPages*> wanted;
+  std::vector<ChunkPages*> wanted;
   auto found = bases.begin();
-  for (PlannedShard& shard : plan.shards) {
-    if (shard.source.device != device) continue;
-    const SavedChunks::Shard* const shard_base = *found++;
-    shard.unchanged.resize(shard.chunk_count());
-    shard.pages.resize(shard.chunk_count());
-    uint64_t first = shard.first_page_digest;
-    for (uint64_t chunk = 0; chunk < shard.chunk_count(); ++chunk) {
-      const uint64_t count = kv::PageCount(shard.grid.length_bytes(shard.first_chunk + chunk));
-      PlannedShard::ChunkPages& pages = shard.pages[chunk];
+  for (size_t s = 0; s < layout.shards.size(); ++s) {
+    const PlannedShard& shard = layout.shards[s];
+    if (shard.source->device != device) continue;
+    const PlannedShard* const shard_base = *found++;
+    uint64_t first = plan.sources[s].first_page_digest;
+    for (size_t chunk = shard.first_chunk; chunk < shard.end_chunk; ++chunk) {
+      const uint64_t count = kv::PageCount(layout.chunks[chunk].length_bytes);
+      ChunkPages& pages = plan.pages[chunk];
       if (shard_base != nullptr) {
         for (uint64_t i = 0; i < count; ++i) pages.changed.push_back(digests.IsChanged(first + i));
       }
       if (shard_base != nullptr && std::ranges::find(pages.changed, true) == pages.changed.end()) {
-        shard.unchanged[chunk] = shard_base->chunks[chunk].digest;
+        const size_t in_base = shard_base->first_chunk + (chunk - shard.first_chunk);
+        plan.unchanged[chunk] = base->chunks[in_base].digest;
         pages.changed.clear();
       } else {
         ranges.push_back({.first = first, .count = count});
@@ -173,16 +182,17 @@ Result<void> DeviceSave::CheckUnchanged(const SavePlan& plan) {
 Result<void> DeviceSave::CheckUnchangedOn(int device, const SavePlan& plan) {
   std::vector<DigestJob> jobs;
   std::vector<size_t> tensors;  // tensor of each page of the jobs
-  for (const PlannedShard& shard : plan.shards) {
-    if (shard.source.device != device || shard.has_stable_source) continue;
-    uint64_t page = shard.first_page_digest;
-    for (uint64_t chunk = shard.first_chunk; chunk < shard.end_chunk; ++chunk) {
-      const uint64_t length_bytes = shard.grid.length_bytes(chunk);
-      const uint64_t count = kv::PageCount(length_bytes);
-      if (!shard.unchanged[chunk - shard.first_chunk]) {
-        jobs.push_back({.source = shard.source,
-                        .begin_bytes = shard.grid.offset_bytes(chunk) - shard.skipped_bytes,
-                        .length_bytes = length_bytes,
+  for (size_t i = 0; i < plan.shards().size(); ++i) {
+    const PlannedShard& shard = plan.shards()[i];
+    if (shard.source->device != device || plan.sources[i].is_stable) continue;
+    uint64_t page = plan.sources[i].first_page_digest;
+    for (size_t at = shard.first_chunk; at < shard.end_chunk; ++at) {
+      const ShardChunk& chunk = plan.layout->chunks[at];
+      const uint64_t count = kv::PageCount(chunk.length_bytes);
+      if (!plan.unchanged[at]) {
+        jobs.push_back({.source = plan.SourceOf(i).view(),
+                        .begin_bytes = chunk.begin_bytes,
+                        .length_bytes = chunk.length_bytes,
                         .base_page = page});
         tensors.insert(tensors.end(), count, shard.tensor);
       }
@@ -194,7 +204,7 @@ Result<void> DeviceSave::CheckUnchangedOn(int device, const SavePlan& plan) {
                    queues_.at(device)->Digest(jobs, page_digests_.at(device)));
   for (size_t page = 0; page < tensors.size(); ++page) {
     if (!digests.IsChanged(page)) continue;
-    return Fail(kv::PayloadChangedError().WithKey(plan.tensors[tensors[page]].fqn));
+    return Fail(kv::PayloadChangedError().WithKey(plan.tensors()[tensors[page]].fqn));
   }
   return {};
 }
@@ -202,10 +212,10 @@ Result<void> DeviceSave::CheckUnchangedOn(int device, const SavePlan& plan) {
 Result<bool> DeviceSave::TakeSnapshot(SavePlan& plan) {
   CAIRN_CHECK(digested_);
   std::map<int, uint64_t> bytes;
-  for (const PlannedShard& shard : plan.shards) {
-    if (!NeedsSnapshot(shard)) continue;
-    bytes[shard.source.device] +=
-        RoundUp(shard.end_bytes() - shard.begin_bytes(), kSnapshotAlignment);
+  for (size_t i = 0; i < plan.shards().size(); ++i) {
+    if (!NeedsSnapshot(plan, i)) continue;
+    const PlannedShard& shard = plan.shards()[i];
+    bytes[shard.source->device] += RoundUp(plan.layout->LengthOf(shard), kSnapshotAlignment);
   }
   for (const auto& [device, length_bytes] : bytes) {
     CAIRN_TRY_ASSIGN(const uint64_t free_bytes, backend_->FreeBytes(device));
@@ -222,17 +232,15 @@ Result<bool> DeviceSave::TakeSnapshot(SavePlan& plan) {
     snapshots_[device] = *std::move(memory);
   }
   std::map<int, uint64_t> used;
-  for (PlannedShard& shard : plan.shards) {
-    if (!NeedsSnapshot(shard)) continue;
-    const int device = shard.source.device;
-    std::byte* const target = snapshots_.at(device).data() + used[device];
-    const uint64_t length_bytes = shard.end_bytes() - shard.begin_bytes();
-    CAIRN_TRY(queues_.at(device)->Pack(shard.source, shard.begin_bytes() - shard.skipped_bytes,
-                                       length_bytes, target));
-    used[device] += RoundUp(length_bytes, kSnapshotAlignment);
-    shard.source.data = target;
-    shard.source.strides.clear();
-    shard.skipped_bytes = shard.begin_bytes();
+  for (size_t i = 0; i < plan.shards().size(); ++i) {
+    if (!NeedsSnapshot(plan, i)) continue;
+    const TensorView source = plan.SourceOf(i).view();
+    std::byte* const target = snapshots_.at(source.device).data() + used[source.device];
+    const uint64_t length_bytes = plan.layout->LengthOf(plan.shards()[i]);
+    CAIRN_TRY(queues_.at(source.device)->Pack(source, 0, length_bytes, target));
+    used[source.device] += RoundUp(length_bytes, kSnapshotAlignment);
+    plan.sources[i].data = target;
+    plan.sources[i].is_copy = true;
   }
   CAIRN_TRY(MarkStaged());
   for (const DeviceStream& stream : streams_) CAIRN_TRY(staged_point_->MakeStreamWait(stream));

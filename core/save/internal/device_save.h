@@ -75,7 +75,7 @@ class DeviceSave final : public kv::CopyQueue {
   /// the plan before is staged. Errors: see Begin.
   Result<void> BeginNextPlan(const SavePlan& plan, std::span<const DeviceStream> streams);
 
-  /// Digests the shards in device memory and sets their PlannedShard::pages and ::unchanged. `base`
+  /// Digests the shards in device memory and sets their SavePlan::pages and ::unchanged. `base`
   /// is what the previous save wrote, if its step will be the base; otherwise null. Waits for the
   /// result.
   Result<void> Digest(SavePlan& plan, const SavedChunks* base);

@@ -80,7 +80,7 @@ class EqualChunks {
     size_t operator()(const kv::Digest& digest) const { return digest.lo; }
   };
   struct Written {
-    const TensorView* source = nullptr;
+    TensorRef source;
     uint64_t begin_bytes = 0;
     uint64_t length_bytes = 0;
     kv::ChunkExtents extents;
@@ -110,7 +110,7 @@ class EqualChunks {
 
   bool IsSame(const PlannedChunk& chunk, const Written& written) {
     if (written.length_bytes != chunk.length_bytes) return false;
-    return HasPages(chunk, HostPayload(*written.source, written.begin_bytes, written.length_bytes));
+    return HasPages(chunk, HostPayload(written.source, written.begin_bytes, written.length_bytes));
   }
   bool IsSame(const PlannedChunk& chunk, const InBase& stored) {
     if (stored.info.length_bytes() != chunk.length_bytes) return false;
@@ -124,7 +124,7 @@ class EqualChunks {
 
   /// Requires payload of the length of the chunk.
   bool HasPages(const PlannedChunk& chunk, const HostPayload& other) {
-    const HostPayload payload(*chunk.source, chunk.begin_bytes, chunk.length_bytes);
+    const HostPayload payload(chunk.source, chunk.begin_bytes, chunk.length_bytes);
     for (uint64_t page = 0; page < kv::PageCount(chunk.length_bytes); ++page) {
       if (!std::ranges::equal(payload.Page(page, pages_[0]), other.Page(page, pages_[1]))) {
         return false;

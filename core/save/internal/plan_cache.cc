@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/save/internal/save_planner.h"
+#include "core/state_dict/internal/leaves.h"
 
 namespace cairn::core::internal {
 namespace {
@@ -44,27 +45,34 @@ bool IsSameValue(const Value& a, const Value& b) {
   return a == b;
 }
 
-// True if both states have the same tree, the same tensors in the same memory, and long values of
-// the same lengths. False for states with shardings.
-bool HasSamePlan(const StateDict& a, const StateDict& b) {
-  return a.shardings.empty() && b.shardings.empty() && a.slot == b.slot && a.tensors == b.tensors &&
-         std::ranges::equal(a.values, b.values, HasSameForm) && a.tree == b.tree;
+// True if both are of the same memory.
+bool IsSameView(const TensorView& a, const TensorRef& b) {
+  return a.data == b.data && a.dtype == b.dtype && a.device == b.device &&
+         std::ranges::equal(a.shape, b.shape) && std::ranges::equal(a.strides, b.strides);
 }
 
-// Bit by bit, except for the bytes of long values. Requires HasSamePlan.
-bool HasSameValues(const StateDict& a, const StateDict& b) {
-  return std::ranges::equal(a.values, b.values, IsSameValue);
+bool IsSameAlias(const TensorAlias* a, const TensorAlias* b) {
+  if (a == nullptr || b == nullptr) return a == b;
+  return a->owner == b->owner && a->offset_bytes == b->offset_bytes &&
+         std::ranges::equal(a->strides, b->strides);
 }
 
-// Requires grids of the same chunk size.
+bool IsSameTensor(const TensorEntry& a, const TensorEntry& b) {
+  return a.fqn == b.fqn && std::ranges::equal(a.shape, b.shape) && a.nbytes == b.nbytes &&
+         a.chunk_count == b.chunk_count && IsSameAlias(a.alias, b.alias) && a.dtype == b.dtype &&
+         a.hidden == b.hidden;
+}
+
+// Requires chunks of the same size.
 bool IsSameShard(const PlannedShard& a, const PlannedShard& b) {
   return a.tensor == b.tensor && a.first_chunk == b.first_chunk && a.end_chunk == b.end_chunk &&
-         a.grid.box() == b.grid.box();
+         std::ranges::equal(a.box.numbers, b.box.numbers);
 }
 
 bool HasSameRecords(const SavePlan& a, const SavePlan& b) {
-  return a.structure == b.structure && a.values == b.values && a.tensors == b.tensors &&
-         std::ranges::equal(a.shards, b.shards, IsSameShard);
+  return a.layout->structure == b.layout->structure && a.values == b.values &&
+         std::ranges::equal(a.tensors(), b.tensors(), IsSameTensor) &&
+         std::ranges::equal(a.shards(), b.shards(), IsSameShard);
 }
 
 bool IsAlone(const SaveOptions& options, const RankInWorld& self) {
@@ -76,7 +84,7 @@ bool IsAlone(const SaveOptions& options, const RankInWorld& self) {
 Result<SavePlan*> PlanCache::Plan(const StateDict& state, const SaveOptions& options,
                                   const RankInWorld& self, uint64_t step) {
   const bool is_same = is_remembered_ && IsAlone(options, self) &&
-                       chunk_bytes_ == options.chunk_bytes && HasSamePlan(state, state_);
+                       chunk_bytes_ == options.chunk_bytes && HasSamePlan(state);
   Result<void> planned = is_same ? CheckSaveOptions(options) : Replan(state, options, self);
   if (planned && is_same) planned = UpdateValues(state);
   if (planned) planned = Mark(options, step);
@@ -92,31 +100,39 @@ Result<void> PlanCache::Replan(const StateDict& state, const SaveOptions& option
   CAIRN_TRY_ASSIGN(SavePlan plan, PlanSave(state, options, self));
   has_same_records_ = is_comparable && HasSameRecords(plan, plan_);
   plan_ = std::move(plan);
-  is_remembered_ = is_alone && state.shardings.empty() && plan_.shards.size() <= kMaxShards;
-  state_ = {};
-  if (is_remembered_) {
-    state_.tree = state.tree;
-    state_.slot = state.slot;
-    state_.tensors = state.tensors;
-    RememberValues(state);
-  }
+  is_remembered_ = is_alone && state.shardings.empty() && plan_.shards().size() <= kMaxShards;
+  slot_ = is_remembered_ ? state.slot : std::vector<uint32_t>();
+  tensor_count_ = state.tensors.size();
+  RememberValues(state);
   chunk_bytes_ = options.chunk_bytes;
   unchanged_.clear();
   return {};
 }
 
+// The views of the plan begin with the tensors of its state.
+bool PlanCache::HasSamePlan(const StateDict& state) const {
+  return state.shardings.empty() && state.slot == slot_ && state.tensors.size() == tensor_count_ &&
+         std::equal(state.tensors.begin(), state.tensors.end(), plan_.layout->views.begin(),
+                    IsSameView) &&
+         std::ranges::equal(state.values, values_, HasSameForm) &&
+         IsRecordOf(plan_.layout->structure, state.tree);
+}
+
 void PlanCache::RememberValues(const StateDict& state) {
-  state_.values.clear();
-  std::ranges::transform(state.values, std::back_inserter(state_.values), ToRemember);
+  values_.clear();
+  if (!is_remembered_) return;
+  std::ranges::transform(state.values, std::back_inserter(values_), ToRemember);
 }
 
 Result<void> PlanCache::UpdateValues(const StateDict& state) {
-  for (PlannedShard& shard : plan_.shards) {
-    if (shard.value_slot) shard.source.data = BytesOf(state.values[*shard.value_slot]).data();
+  for (size_t i = 0; i < plan_.sources.size(); ++i) {
+    const auto slot = plan_.shards()[i].value_slot;
+    if (slot) plan_.sources[i].data = BytesOf(state.values[*slot]).data();
   }
-  has_same_records_ = HasSameValues(state, state_);
+  has_same_records_ = std::ranges::equal(state.values, values_, IsSameValue);
   if (has_same_records_) return {};
-  CAIRN_TRY_ASSIGN(const std::vector<Leaf> leaves, state.Leaves());
+  Arena arena;
+  CAIRN_TRY_ASSIGN(const std::vector<LeafName> leaves, LeafNames(state, arena));
   CAIRN_TRY_ASSIGN(plan_.values, EncodeValues(state, leaves, /*long_as_chunks=*/true));
   RememberValues(state);
   return {};

@@ -39,22 +39,24 @@ std::unexpected<Error> Invalid(const TensorInfo& info, std::string message) {
 
 Result<void> RankMerge::AddOwn(const SavePlan& plan) {
   const size_t first = tensors_.size();
-  for (TensorInfo tensor : plan.tensors) {
+  TensorEncoder encoder;
+  for (TensorEntry tensor : plan.tensors()) {
     tensor.chunk_count = 0;
-    AddTensor(0, std::move(tensor));
+    CAIRN_TRY_ASSIGN(TensorInfo info, DecodeTensor(tensor.fqn, encoder.Encode(tensor)));
+    AddTensor(0, std::move(info));
   }
-  if (tensors_.size() - first != plan.tensors.size()) {
+  if (tensors_.size() - first != plan.tensors().size()) {
     return Fail(ErrorCode::kInvalidArgument, "two portions of a step have a tensor in common");
   }
-  for (const PlannedShard& shard : plan.shards) {
+  for (const PlannedShard& shard : plan.shards()) {
     Tensor& tensor = tensors_[first + shard.tensor];
-    for (uint64_t i = shard.first_chunk; i < shard.end_chunk; ++i) {
-      tensor.boxes.Add(shard.grid.chunk(i));
+    for (const ShardChunk& chunk : plan.layout->ChunksOf(shard)) {
+      tensor.boxes.Add(chunk.box.offsets(), chunk.box.sizes());
       tensor.box_ranks.push_back(0);
     }
   }
   for (const auto& [fqn, record] : plan.values) values_.try_emplace(fqn, record);
-  CAIRN_TRY_ASSIGN(const StateTree tree, DecodeTree(plan.structure));
+  CAIRN_TRY_ASSIGN(const StateTree tree, DecodeTree(plan.layout->structure));
   return tree_.Add(tree);
 }
 

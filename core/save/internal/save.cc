@@ -44,15 +44,17 @@ namespace {
 // other ranks, but not its tensors.
 Result<void> AddShared(const SavePlan& plan, kv::StepWriter& writer) {
   const kv::SharedRecord structure[] = {
-      {.column = kv::Column::kStructures, .key = "", .value = plan.structure}};
+      {.column = kv::Column::kStructures, .key = "", .value = plan.layout->structure}};
   CAIRN_TRY(writer.AddShared(structure));
   std::vector<kv::SharedRecord> tensors;
-  tensors.reserve(plan.tensors.size());
-  for (TensorInfo tensor : plan.tensors) {
+  tensors.reserve(plan.tensors().size());
+  TensorEncoder encoder;
+  for (TensorEntry tensor : plan.tensors()) {
     tensor.chunk_count = 0;
+    const auto record = encoder.Encode(tensor);
     tensors.push_back({.column = kv::Column::kTensors,
-                       .key = kv::FqnKey(tensor.fqn),
-                       .value = EncodeTensor(tensor)});
+                       .key = std::string(tensor.key()),
+                       .value = {record.begin(), record.end()}});
   }
   if (!tensors.empty()) CAIRN_TRY(writer.AddShared(tensors));
   std::vector<kv::SharedRecord> values;
@@ -103,7 +105,7 @@ Result<kv::StepInfo> CommitAlone(const SavePlan& plan, SaveSession& session) {
   for (const auto& [fqn, record] : plan.values) {
     CAIRN_TRY(writer.AddRecord(kv::Column::kValues, kv::FqnKey(fqn), record));
   }
-  CAIRN_TRY(writer.SetStructure(plan.structure));
+  CAIRN_TRY(writer.SetStructure(plan.layout->structure));
   return writer.Commit({.base_step = session.base_step(),
                         .tensor_count = plan.tensor_count,
                         .value_count = plan.values.size(),
@@ -162,7 +164,7 @@ Result<void> SaveSession::UseDevice(DeviceSave& device) {
 
 Result<void> SaveSession::Write(const SavePlan& plan, const SaveOptions& options,
                                 kv::WorkerPool& pool, SavedChunks* saved, uint64_t reported_bytes) {
-  const bool has_state = !plan.structure.empty();  // unlike the plan of WriteLongValues
+  const bool has_state = !plan.layout->structure.empty();  // unlike the plan of WriteLongValues
   if (self_.world_size > 1 && has_state) CAIRN_TRY(AddShared(plan, *writer_));
   ProgressMeter progress(options.progress, plan.own_bytes, reported_bytes);
   CAIRN_TRY_ASSIGN(const WrittenChunks written, WriteChunks({.plan = plan,
@@ -235,11 +237,10 @@ SaveReport SaveSession::report() const {
 namespace {
 
 // Commits a state of which every chunk is as in `saved`.
-Result<SaveReport> SaveUnchanged(SaveSession& session, SavedChunks& saved) {
+Result<SaveReport> SaveUnchanged(const SavePlan& plan, SaveSession& session, SavedChunks& saved) {
   CAIRN_TRY_ASSIGN(saved.step, session.CommitUnchanged());
-  for (SavedChunks::Shard& shard : saved.shards) {
-    for (SavedChunks::Chunk& chunk : shard.chunks) chunk.reused = true;
-  }
+  for (SavedChunks::Chunk& chunk : saved.chunks) chunk.reused = true;
+  saved.layout = plan.layout;  // has the same records, and is shared with the next plan
   return session.report();
 }
 
@@ -251,11 +252,6 @@ Error OfLostBase(Error error, const SaveContext& context, const SaveSession& ses
   if (!latest) return error;
   const auto base = (*latest)->FindStep(session.base_step());
   return base && session.IsBase(*base) ? error : kv::BaseReplacedError(context.attempt.step);
-}
-
-// Frees what CompareState has left in a plan that may be used again.
-void ForgetPageDigests(SavePlan& plan) {
-  for (PlannedShard& shard : plan.shards) shard.pages.clear();
 }
 
 }  // namespace
@@ -285,13 +281,13 @@ Result<SaveReport> RunSave(SavePlan& plan, const SaveContext& context) {
   if (context.has_same_records && (has_statistics || !options.statistics) && !has_records &&
       session.IsBase(saved->step)) {
     CAIRN_TRY_ASSIGN(comparison, CompareState(plan, *saved, context.pool, options.progress));
-    if (comparison.is_unchanged) return SaveUnchanged(session, *saved);
+    if (comparison.is_unchanged) return SaveUnchanged(plan, session, *saved);
   }
   SavedChunks recorded;
   auto written = session.Write(plan, options, context.pool, saved == nullptr ? nullptr : &recorded,
                                comparison.compared_bytes);
   if (!written) return Fail(OfLostBase(std::move(written).error(), context, session));
-  if (device == nullptr) ForgetPageDigests(plan);
+  if (device == nullptr) plan.pages = {};  // the plan may be used again, with other bytes
   if (device != nullptr) CAIRN_TRY(device->MarkStaged());
   auto info = Finish(plan, context, session);
   // The error of another rank is returned unchanged.

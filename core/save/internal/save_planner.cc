@@ -6,6 +6,7 @@
 #include <functional>
 #include <queue>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 
@@ -13,6 +14,7 @@
 #include "core/state_dict/key_name.h"
 #include "core/state_dict/key_pattern.h"
 #include "core/step/internal/tensor_records.h"
+#include "core/tensor/chunk_grid.h"
 #include "core/tensor/internal/memory_span.h"
 #include "kv/base/catch_exhaustion.h"
 #include "kv/base/digest.h"
@@ -46,6 +48,12 @@ std::vector<uint64_t> BalancedOwners(const std::vector<uint64_t>& item_bytes,
   return owners;
 }
 
+// In the order of kv::FqnKey: string_view compares bytes.
+void SortByKey(std::vector<PlannedTensor>& tensors) {
+  if (std::ranges::is_sorted(tensors, {}, &PlannedTensor::fqn)) return;  // the usual order
+  std::ranges::sort(tensors, {}, &PlannedTensor::fqn);
+}
+
 Result<std::vector<std::byte>> EncodeLong(const Value& value) {
   CAIRN_TRY_ASSIGN(const ChunkedValue chunked, WithoutBytes(value));
   return EncodeValue(chunked);
@@ -62,44 +70,51 @@ class SavePlanner {
   Result<SavePlan> PlanLong(std::span<const std::pair<std::string, Value>> values);
 
  private:
-  // A tensor of the state dict. `sharding` is null if it is replicated.
-  struct LeafTensor {
-    NamedTensor named;
-    const Sharding* sharding = nullptr;
+  // A box that this rank holds.
+  struct HeldShard {
+    PlannedShard shard;  // without its chunks
+    uint64_t length_bytes = 0;
+    bool is_own = true;  // written by this rank
   };
 
   Result<void> SetReplicatedGroup();
-  Result<std::vector<LeafTensor>> ReadLeaves(const StateDict& state);
-  Result<void> AddReplicated(PlannedTensor tensor);
-  // Adds the hidden tensor of a long value, which is values[slot] of the state.
-  Result<void> AddLongValue(const std::string& fqn, const Value& value, size_t slot);
-  Result<void> AddSharded(const LeafTensor& leaf);
-  // Returns the FQN of an earlier tensor that is the same part of the same memory, or null.
-  const std::string* FindSame(const LeafTensor& leaf, const std::vector<ShardView>& held);
-  // Adds a box of the tensor that was added last, with all of its chunks.
-  Result<void> AddShard(ShardView held, const ReplicaGroup& group);
-  // Sorts tensors by key and shards by tensor, and fills shards_of_group_.
-  void Sort();
-  // Gives each of the group's tensors to one rank, and empties the shards of the other ranks.
+  // Returns the tensors, and sets long_values_.
+  Result<std::vector<PlannedTensor>> ReadLeaves(const StateDict& state);
+  PlannedTensor LongValue(std::string_view fqn, const Value& value, uint32_t slot);
+  // Plans tensors in key order.
+  Result<SavePlan> PlanTensors(std::span<const PlannedTensor> tensors);
+  void AddWhole(const PlannedTensor& tensor);
+  Result<void> AddSharded(const PlannedTensor& tensor);
+  // Returns an earlier tensor that is the same part of the same memory, or null.
+  const PlannedTensor* FindSame(const PlannedTensor& tensor, const std::vector<ShardView>& held);
+  // Adds a box of the tensor that was added last.
+  void AddShard(const TensorRef* view, BoxRef box, const ReplicaGroup& group);
+  // Gives each of the group's tensors to one rank. `shards`: indices into held_.
   void DivideAmong(const ReplicaGroup& group, const std::vector<size_t>& shards);
-  // Removes shards without chunks, and sums up.
-  void Finish();
+  // Adds the chunks of a shard that this rank writes.
+  Result<void> AddChunks(const HeldShard& held);
+  BoxRef NewBox(std::span<const uint64_t> offsets, std::span<const uint64_t> sizes);
 
   const SaveOptions& options_;
   const RankInWorld self_;
   std::shared_ptr<const DeviceMesh> replicated_mesh_;  // shared with the options, or created here
   EqualMeshes meshes_;
   ReplicaGroup replicated_group_;
-  std::vector<std::pair<std::string, size_t>> long_values_;  // FQN, slot; only on rank 0
+  std::vector<PlannedTensor> long_values_;                               // only on rank 0
+  std::shared_ptr<PlanLayout> layout_ = std::make_shared<PlanLayout>();  // shared with plan_
   SavePlan plan_;
-  std::vector<ReplicaGroup> group_of_shard_;  // in the order in which shards were added
-  std::map<ReplicaGroup, std::vector<size_t>> shards_of_group_;  // indices, in key order
-  std::map<const std::byte*, const LeafTensor*> first_at_;       // by the address of their memory
+  std::vector<HeldShard> held_;
+  // Indices into held_, in key order, of the shards that several ranks hold.
+  std::map<ReplicaGroup, std::vector<size_t>> shards_of_group_;
+  std::map<const std::byte*, const PlannedTensor*> first_at_;  // by the address of their memory
 };
 
 }  // namespace
 
 Result<void> CheckSaveOptions(const SaveOptions& options) {
+  if (options.chunk_bytes == 0) {
+    return Fail(ErrorCode::kInvalidArgument, "chunk_bytes is 0; give at least 1");
+  }
   if (options.chunk_bytes > kMaxChunkBytes) {
     return Fail(ErrorCode::kInvalidArgument, fmt::format("chunk_bytes is {}; the most is {}",
                                                          options.chunk_bytes, kMaxChunkBytes));
@@ -112,20 +127,22 @@ Result<void> CheckSaveOptions(const SaveOptions& options) {
   return kv::CheckAnnotations(options.metrics, options.note, options.tags);
 }
 
-Result<std::vector<NamedRecord>> EncodeValues(const StateDict& state, std::span<const Leaf> leaves,
+Result<std::vector<NamedRecord>> EncodeValues(const StateDict& state,
+                                              std::span<const LeafName> leaves,
                                               bool long_as_chunks) {
   std::vector<NamedRecord> values;
   for (size_t i = 0; i < leaves.size(); ++i) {
     if (IsTensor(state.tree.nodes[leaves[i].node].kind)) continue;
     const Value& value = state.values[state.slot[i]];
+    const std::string fqn(leaves[i].fqn);
     if (long_as_chunks && std::holds_alternative<ChunkedValue>(value)) {
       return Fail(Error{.code = ErrorCode::kInvalidArgument,
                         .message = "a value without its bytes; read them with LoadValues",
-                        .key = leaves[i].fqn});
+                        .key = fqn});
     }
     auto record = long_as_chunks && IsLong(value) ? EncodeLong(value) : EncodeValue(value);
-    if (!record) return Fail(std::move(record).error().WithKey(leaves[i].fqn));
-    values.emplace_back(leaves[i].fqn, *std::move(record));
+    if (!record) return Fail(std::move(record).error().WithKey(fqn));
+    values.emplace_back(fqn, *std::move(record));
   }
   std::ranges::sort(values, {}, &NamedRecord::first);
   return values;
@@ -134,37 +151,23 @@ Result<std::vector<NamedRecord>> EncodeValues(const StateDict& state, std::span<
 Result<SavePlan> SavePlanner::Plan(const StateDict& state) {
   CAIRN_TRY(CheckSaveOptions(options_));
   CAIRN_TRY(SetReplicatedGroup());
-  CAIRN_TRY_ASSIGN(std::vector<LeafTensor> leaves, ReadLeaves(state));
-  std::vector<NamedTensor> replicated;
-  replicated.reserve(leaves.size());
-  std::vector<const LeafTensor*> sharded;
-  for (LeafTensor& leaf : leaves) {
-    if (leaf.sharding == nullptr) {
-      replicated.push_back(std::move(leaf.named));
-    } else {
-      sharded.push_back(&leaf);
-    }
+  CAIRN_TRY_ASSIGN(std::vector<PlannedTensor> tensors, ReadLeaves(state));
+  SortByKey(tensors);  // so that every rank finds the same owner of shared memory
+  CAIRN_TRY(AliasPlanner(tensors, plan_.values, *layout_).Plan());
+  tensors.insert(tensors.end(), long_values_.begin(), long_values_.end());
+  SortByKey(tensors);
+  layout_->structure = EncodeTree(state.tree);
+  return PlanTensors(tensors);
+}
+
+Result<SavePlan> SavePlanner::PlanLong(std::span<const std::pair<std::string, Value>> values) {
+  std::vector<PlannedTensor> tensors;
+  for (const auto& [fqn, value] : values) {
+    const auto slot = static_cast<uint32_t>(tensors.size());
+    tensors.push_back(LongValue(layout_->memory.Copy(fqn), value, slot));
   }
-  // In key order, so that every rank finds the same owner of shared memory.
-  std::ranges::sort(sharded, {},
-                    [](const LeafTensor* leaf) -> const std::string& { return leaf->named.fqn; });
-  CAIRN_TRY_ASSIGN(std::vector<PlannedTensor> planned, PlanTensors(replicated, plan_.values));
-  plan_.tensors.reserve(planned.size() + sharded.size());
-  plan_.shards.reserve(planned.size());
-  for (PlannedTensor& tensor : planned) CAIRN_TRY(AddReplicated(std::move(tensor)));
-  for (const LeafTensor* leaf : sharded) {
-    Result<void> added = AddSharded(*leaf);
-    if (!added) return Fail(std::move(added).error().WithKey(leaf->named.fqn));
-  }
-  for (const auto& [fqn, slot] : long_values_) {
-    CAIRN_TRY(AddLongValue(fqn, state.values[slot], slot));
-  }
-  plan_.has_shards = !sharded.empty();
-  Sort();
-  for (const auto& [group, shards] : shards_of_group_) DivideAmong(group, shards);
-  Finish();
-  plan_.structure = EncodeTree(state.tree);
-  return std::move(plan_);
+  SortByKey(tensors);
+  return PlanTensors(tensors);
 }
 
 Result<void> SavePlanner::SetReplicatedGroup() {
@@ -177,142 +180,145 @@ Result<void> SavePlanner::SetReplicatedGroup() {
                 fmt::format("replicated_mesh lacks rank {}, which holds tensors without a sharding",
                             self_.rank));
   }
-  replicated_group_ = ReplicaGroup::Whole(*meshes_.Find(replicated_mesh_.get()));
+  const auto group = ReplicaGroup::Whole(*meshes_.Find(replicated_mesh_.get()));
+  if (group.MembershipOf(self_.rank).size > 1) replicated_group_ = group;
   return {};
 }
 
-Result<std::vector<SavePlanner::LeafTensor>> SavePlanner::ReadLeaves(const StateDict& state) {
-  CAIRN_TRY_ASSIGN(const std::vector<Leaf> leaves, state.Leaves());
-  std::vector<LeafTensor> tensors;
+Result<std::vector<PlannedTensor>> SavePlanner::ReadLeaves(const StateDict& state) {
+  CAIRN_TRY_ASSIGN(const std::vector<LeafName> leaves, LeafNames(state, layout_->memory));
+  for (const TensorView& view : state.tensors) layout_->AddView(view);
+  std::vector<PlannedTensor> tensors;
   tensors.reserve(leaves.size());
   for (size_t i = 0; i < leaves.size(); ++i) {
+    const auto& [node, fqn] = leaves[i];
     const uint32_t slot = state.slot[i];
-    if (!IsTensor(state.tree.nodes[leaves[i].node].kind)) {
-      if (self_.rank == 0 && IsLong(state.values[slot])) {
-        long_values_.emplace_back(leaves[i].fqn, slot);
-      }
+    if (!IsTensor(state.tree.nodes[node].kind)) {
+      const Value& value = state.values[slot];
+      if (self_.rank == 0 && IsLong(value)) long_values_.push_back(LongValue(fqn, value, slot));
       continue;
     }
     if (options_.statistics && state.tensors[slot].device != kHostDevice) {
       return Fail(Error{.code = ErrorCode::kInvalidArgument,
                         .message = "a save does not compute the statistics of tensors in device "
                                    "memory; save without them; kv-admin statistics adds them later",
-                        .key = leaves[i].fqn});
+                        .key = std::string(fqn)});
     }
-    const auto sharding = state.shardings.find(slot);
-    tensors.push_back(
-        {.named = {leaves[i].fqn, state.tensors[slot]},
-         .sharding = sharding == state.shardings.end() ? nullptr : &sharding->second});
+    tensors.push_back({.fqn = fqn,
+                       .view = &layout_->views[slot],
+                       .sharding = FindSharding(state, slot),
+                       .value_slot = {}});
   }
   CAIRN_TRY_ASSIGN(plan_.values, EncodeValues(state, leaves, self_.rank == 0));
   plan_.tensor_count = tensors.size();
   return tensors;
 }
 
-Result<void> SavePlanner::AddReplicated(PlannedTensor tensor) {
-  plan_.tensors.push_back(std::move(tensor.info));
-  const TensorInfo& info = plan_.tensors.back();
-  if (info.alias_of || info.nbytes == 0) return {};
-  return AddShard({.box = WholeBox(info.shape), .view = std::move(tensor.source)},
-                  replicated_group_);
-}
-
-Result<void> SavePlanner::AddLongValue(const std::string& fqn, const Value& value, size_t slot) {
+PlannedTensor SavePlanner::LongValue(std::string_view fqn, const Value& value, uint32_t slot) {
   const std::span<const std::byte> bytes = BytesOf(value);
   const TensorView view{.dtype = DType::kUInt8, .shape = {bytes.size()}, .data = bytes.data()};
-  plan_.tensors.push_back({.fqn = fqn,
-                           .dtype = view.dtype,
-                           .shape = view.shape,
-                           .nbytes = bytes.size(),
-                           .hidden = true});
-  CAIRN_TRY(AddShard({.box = WholeBox(view.shape), .view = view}, ReplicaGroup()));
-  plan_.shards.back().value_slot = slot;
-  return {};
+  return {.fqn = fqn, .view = layout_->AddView(view), .value_slot = slot, .is_hidden = true};
 }
 
-Result<SavePlan> SavePlanner::PlanLong(std::span<const std::pair<std::string, Value>> values) {
-  for (size_t i = 0; i < values.size(); ++i) {
-    CAIRN_TRY(AddLongValue(values[i].first, values[i].second, i));
+Result<SavePlan> SavePlanner::PlanTensors(std::span<const PlannedTensor> tensors) {
+  layout_->tensors.reserve(tensors.size());
+  held_.reserve(tensors.size());
+  for (const PlannedTensor& tensor : tensors) {
+    if (tensor.sharding == nullptr) {
+      AddWhole(tensor);
+      continue;
+    }
+    plan_.has_shards = true;
+    Result<void> added = AddSharded(tensor);
+    if (!added) return Fail(std::move(added).error().WithKey(tensor.fqn));
   }
-  Sort();
-  Finish();
+  for (const auto& [group, shards] : shards_of_group_) DivideAmong(group, shards);
+  layout_->shards.reserve(held_.size());
+  layout_->chunks.reserve(held_.size());
+  plan_.sources.reserve(held_.size());
+  for (const HeldShard& held : held_) {
+    if (held.is_own) CAIRN_TRY(AddChunks(held));
+  }
+  for (const TensorEntry& tensor : layout_->tensors) {
+    if (tensor.alias == nullptr) plan_.logical_bytes += tensor.nbytes;
+  }
+  plan_.layout = layout_;
   return std::move(plan_);
 }
 
-Result<void> SavePlanner::AddSharded(const LeafTensor& leaf) {
-  const Sharding& sharding = *leaf.sharding;
-  const TensorView& local = leaf.named.view;
-  TensorInfo info{.fqn = leaf.named.fqn, .dtype = local.dtype, .shape = sharding.global_shape};
-  CAIRN_TRY_ASSIGN(info.nbytes, TensorBytes(info.dtype, info.shape));
+void SavePlanner::AddWhole(const PlannedTensor& tensor) {
+  const TensorRef& view = *tensor.view;
+  const auto nbytes = TensorBytes(view.dtype, view.shape);
+  CAIRN_CHECK(nbytes.has_value());  // SpanOf accepted the tensor
+  layout_->tensors.push_back({.fqn = tensor.fqn,
+                              .shape = view.shape,
+                              .nbytes = *nbytes,
+                              .alias = tensor.alias,
+                              .dtype = view.dtype,
+                              .hidden = tensor.is_hidden});
+  if (tensor.alias != nullptr || *nbytes == 0) return;
+  AddShard(&view, NewBox({}, view.shape), tensor.value_slot ? ReplicaGroup() : replicated_group_);
+  held_.back().shard.value_slot = tensor.value_slot;
+}
+
+Result<void> SavePlanner::AddSharded(const PlannedTensor& tensor) {
+  const Sharding& sharding = *tensor.sharding;
+  TensorEntry entry{.fqn = tensor.fqn,
+                    .shape = layout_->Copy(sharding.global_shape),
+                    .dtype = tensor.view->dtype};
+  CAIRN_TRY_ASSIGN(entry.nbytes, TensorBytes(entry.dtype, entry.shape));
   ReplicaGroup group;
   std::vector<ShardView> held;
   // A rank that is not on the mesh holds nothing of the tensor.
   if (sharding.mesh == nullptr || sharding.mesh->CoordinateOf(self_.rank)) {
-    CAIRN_TRY_ASSIGN(held, ShardViewsOf(sharding, local, self_.rank));
+    CAIRN_TRY_ASSIGN(held, ShardViewsOf(sharding, tensor.view->view(), self_.rank));
     for (const ShardView& box : held) CAIRN_TRY(SpanOf(box.view));
     group = ReplicaGroup::Of(sharding, meshes_);
   }
-  if (const std::string* owner = FindSame(leaf, held)) {
-    info.alias_of = *owner;
-    info.alias_strides = RowMajorStrides(info.shape);
+  if (const PlannedTensor* const owner = FindSame(tensor, held)) {
+    entry.alias = &layout_->aliases.emplace_back(
+        TensorAlias{.owner = owner->fqn, .strides = layout_->Copy(RowMajorStrides(entry.shape))});
     held.clear();
   }
-  plan_.tensors.push_back(std::move(info));
-  for (ShardView& box : held) CAIRN_TRY(AddShard(std::move(box), group));
+  layout_->tensors.push_back(entry);
+  for (const ShardView& shard : held) {
+    AddShard(layout_->AddView(shard.view), NewBox(shard.box.offsets, shard.box.sizes), group);
+  }
   return {};
 }
 
-const std::string* SavePlanner::FindSame(const LeafTensor& leaf,
-                                         const std::vector<ShardView>& held) {
+const PlannedTensor* SavePlanner::FindSame(const PlannedTensor& tensor,
+                                           const std::vector<ShardView>& held) {
   if (held.empty()) return nullptr;
-  const auto [found, inserted] = first_at_.try_emplace(held.front().view.data, &leaf);
+  const auto [found, inserted] = first_at_.try_emplace(held.front().view.data, &tensor);
   if (inserted) return nullptr;
-  const LeafTensor& other = *found->second;
-  const Sharding& a = *leaf.sharding;
+  const PlannedTensor& other = *found->second;
+  const Sharding& a = *tensor.sharding;
   const Sharding& b = *other.sharding;
-  const bool same = leaf.named.view.dtype == other.named.view.dtype &&
-                    leaf.named.view.shape == other.named.view.shape &&
-                    leaf.named.view.strides == other.named.view.strides && a.mesh != nullptr &&
-                    b.mesh != nullptr && meshes_.Find(a.mesh.get()) == meshes_.Find(b.mesh.get()) &&
+  const bool same = tensor.view->dtype == other.view->dtype &&
+                    std::ranges::equal(tensor.view->shape, other.view->shape) &&
+                    std::ranges::equal(tensor.view->strides, other.view->strides) &&
+                    a.mesh != nullptr && b.mesh != nullptr &&
+                    meshes_.Find(a.mesh.get()) == meshes_.Find(b.mesh.get()) &&
                     a.global_shape == b.global_shape && a.placements == b.placements;
-  return same ? &other.named.fqn : nullptr;
+  return same ? &other : nullptr;
 }
 
-Result<void> SavePlanner::AddShard(ShardView held, const ReplicaGroup& group) {
-  const TensorInfo& info = plan_.tensors.back();
-  CAIRN_TRY_ASSIGN(ChunkGrid grid,
-                   ChunkGrid::Make(info.dtype, std::move(held.box), options_.chunk_bytes));
-  const uint64_t chunks = grid.chunk_count();
-  plan_.shards.push_back({.tensor = plan_.tensors.size() - 1,
-                          .grid = std::move(grid),
-                          .end_chunk = chunks,
-                          .source = std::move(held.view),
-                          .unchanged = {}});
-  group_of_shard_.push_back(group);
-  return {};
+BoxRef SavePlanner::NewBox(std::span<const uint64_t> offsets, std::span<const uint64_t> sizes) {
+  const std::span<uint64_t> numbers = layout_->memory.Numbers(2 * sizes.size());
+  const auto [_, end] = std::ranges::copy(offsets, numbers.begin());
+  std::fill(end, numbers.begin() + static_cast<ptrdiff_t>(sizes.size()), 0);
+  std::ranges::copy(sizes, numbers.last(sizes.size()).begin());
+  return {numbers};
 }
 
-void SavePlanner::Sort() {
-  // std::string compares bytes, so this is the order of kv::FqnKey.
-  const std::vector<size_t> order = SortedOrder(
-      plan_.tensors.size(), [&](size_t i) -> const std::string& { return plan_.tensors[i].fqn; });
-  std::vector<size_t> sorted_index(order.size());  // by the index before
-  std::vector<TensorInfo> tensors;
-  tensors.reserve(order.size());
-  for (const size_t i : order) {
-    sorted_index[i] = tensors.size();
-    tensors.push_back(std::move(plan_.tensors[i]));
-  }
-  plan_.tensors = std::move(tensors);
-  for (PlannedShard& shard : plan_.shards) shard.tensor = sorted_index[shard.tensor];
-  std::vector<PlannedShard> shards;
-  shards.reserve(plan_.shards.size());
-  for (const size_t i :
-       SortedOrder(plan_.shards.size(), [&](size_t j) { return plan_.shards[j].tensor; })) {
-    shards_of_group_[group_of_shard_[i]].push_back(shards.size());
-    shards.push_back(std::move(plan_.shards[i]));
-  }
-  plan_.shards = std::move(shards);
+void SavePlanner::AddShard(const TensorRef* view, BoxRef box, const ReplicaGroup& group) {
+  const auto length_bytes = TensorBytes(view->dtype, view->shape);
+  CAIRN_CHECK(length_bytes.has_value());  // SpanOf accepted the view
+  if (group.dims != 0) shards_of_group_[group].push_back(held_.size());
+  const auto tensor = static_cast<uint32_t>(layout_->tensors.size() - 1);
+  held_.push_back({.shard = {.tensor = tensor, .value_slot = {}, .box = box, .source = view},
+                   .length_bytes = *length_bytes});
 }
 
 void SavePlanner::DivideAmong(const ReplicaGroup& group, const std::vector<size_t>& shards) {
@@ -320,34 +326,49 @@ void SavePlanner::DivideAmong(const ReplicaGroup& group, const std::vector<size_
   if (member.size == 1) return;
   // The first key decides which member gets the first shard, so that many groups of few shards do
   // not always burden the same rank.
-  const std::string& first_fqn = plan_.tensors[plan_.shards[shards.front()].tensor].fqn;
+  const std::string_view first_fqn = layout_->tensors[held_[shards.front()].shard.tensor].fqn;
   const uint64_t rotation = kv::Checksum64(std::as_bytes(std::span(first_fqn))) % member.size;
   const uint64_t self = (member.index + rotation) % member.size;
   std::vector<uint64_t> tensor_bytes;  // bytes per tensor in this group
   std::vector<size_t> tensor_of(shards.size());
   for (size_t i = 0; i < shards.size(); ++i) {
-    const PlannedShard& shard = plan_.shards[shards[i]];
-    const bool is_new = i == 0 || plan_.shards[shards[i - 1]].tensor != shard.tensor;
+    const HeldShard& held = held_[shards[i]];
+    const bool is_new = i == 0 || held_[shards[i - 1]].shard.tensor != held.shard.tensor;
     if (is_new) tensor_bytes.push_back(0);
-    tensor_bytes.back() += shard.end_bytes() - shard.begin_bytes();
+    tensor_bytes.back() += held.length_bytes;
     tensor_of[i] = tensor_bytes.size() - 1;
   }
   const std::vector<uint64_t> owners = BalancedOwners(tensor_bytes, member.size);
   for (size_t i = 0; i < shards.size(); ++i) {
-    PlannedShard& shard = plan_.shards[shards[i]];
-    if (owners[tensor_of[i]] != self) shard.end_chunk = shard.first_chunk;
+    held_[shards[i]].is_own = owners[tensor_of[i]] == self;
   }
 }
 
-void SavePlanner::Finish() {
-  std::erase_if(plan_.shards, [](const PlannedShard& shard) { return shard.chunk_count() == 0; });
-  for (const PlannedShard& shard : plan_.shards) {
-    plan_.tensors[shard.tensor].chunk_count += shard.chunk_count();
-    plan_.own_bytes += shard.end_bytes() - shard.begin_bytes();
+Result<void> SavePlanner::AddChunks(const HeldShard& held) {
+  PlannedShard& shard = layout_->shards.emplace_back(held.shard);
+  TensorEntry& tensor = layout_->tensors[shard.tensor];
+  std::vector<ShardChunk>& chunks = layout_->chunks;
+  shard.first_chunk = chunks.size();
+  if (held.length_bytes == tensor.nbytes && held.length_bytes <= options_.chunk_bytes) {
+    // Most tensors of most states; a grid would allocate memory.
+    chunks.push_back({.box = shard.box, .length_bytes = held.length_bytes});
+  } else {
+    const auto offsets = shard.box.offsets(), sizes = shard.box.sizes();
+    Box box{.offsets = {offsets.begin(), offsets.end()}, .sizes = {sizes.begin(), sizes.end()}};
+    CAIRN_TRY_ASSIGN(const ChunkGrid grid,
+                     ChunkGrid::Make(tensor.dtype, std::move(box), options_.chunk_bytes));
+    for (uint64_t i = 0; i < grid.chunk_count(); ++i) {
+      const Box chunk = grid.chunk(i);
+      chunks.push_back({.box = NewBox(chunk.offsets, chunk.sizes),
+                        .begin_bytes = grid.offset_bytes(i),
+                        .length_bytes = grid.length_bytes(i)});
+    }
   }
-  for (const TensorInfo& tensor : plan_.tensors) {
-    if (!tensor.alias_of) plan_.logical_bytes += tensor.nbytes;
-  }
+  shard.end_chunk = chunks.size();
+  tensor.chunk_count += shard.end_chunk - shard.first_chunk;
+  plan_.own_bytes += held.length_bytes;
+  plan_.sources.push_back({.data = shard.source->data});
+  return {};
 }
 
 Result<SavePlan> PlanSave(const StateDict& state, const SaveOptions& options,
@@ -362,27 +383,26 @@ Result<SavePlan> PlanLongValues(std::span<const std::pair<std::string, Value>> v
 
 Result<void> MarkStatedUnchanged(SavePlan& plan, const SaveOptions& options, uint64_t step) {
   plan.has_lost_marks = false;
-  for (PlannedShard& shard : plan.shards) {
-    shard.is_stated_unchanged = false;
-    shard.compared_chunk.reset();
-  }
+  plan.compared_chunk.reset();
+  for (ShardSource& source : plan.sources) source.is_stated_unchanged = false;
   if (options.unchanged.empty()) return {};
   CAIRN_TRY_ASSIGN(const KeyPatterns patterns, KeyPatterns::Parse(options.unchanged));
   // Whether a key is escaped depends on other keys, so in the base step, one of several leaves with
   // the same texts may have the name of another one.
   std::unordered_map<std::string, size_t> leaves_by_texts;
-  for (const TensorInfo& tensor : plan.tensors) {
+  for (const TensorEntry& tensor : plan.tensors()) {
     if (!tensor.hidden) ++leaves_by_texts[JoinedTexts(tensor.fqn)];
   }
   for (const auto& [fqn, record] : plan.values) ++leaves_by_texts[JoinedTexts(fqn)];
-  std::vector<bool> matches(plan.tensors.size());
-  for (size_t i = 0; i < plan.tensors.size(); ++i) {
-    const std::string& fqn = plan.tensors[i].fqn;
+  std::vector<bool> matches(plan.tensors().size());
+  for (size_t i = 0; i < matches.size(); ++i) {
+    const std::string_view fqn = plan.tensors()[i].fqn;
     matches[i] = patterns.Matches(fqn) && leaves_by_texts[JoinedTexts(fqn)] <= 1;
   }
-  for (PlannedShard& shard : plan.shards) {
+  for (size_t i = 0; i < plan.sources.size(); ++i) {
+    const PlannedShard& shard = plan.shards()[i];
     // Devices digest their tensors at the rate of their memory. Values are always compared.
-    shard.is_stated_unchanged =
+    plan.sources[i].is_stated_unchanged =
         matches[shard.tensor] && !shard.on_device() && !shard.value_slot.has_value();
   }
   ChooseComparedChunk(plan, step);
@@ -390,43 +410,41 @@ Result<void> MarkStatedUnchanged(SavePlan& plan, const SaveOptions& options, uin
 }
 
 void UnmarkRenamed(SavePlan& plan, const StepView& base, uint64_t step, TreeCache& trees) {
-  if (std::ranges::none_of(plan.shards, &PlannedShard::is_stated_unchanged)) return;
-  if (kv::PayloadDigest(plan.structure) == base.step.structure) return;
+  if (std::ranges::none_of(plan.sources, &ShardSource::is_stated_unchanged)) return;
+  if (kv::PayloadDigest(plan.layout->structure) == base.step.structure) return;
   const auto tree = trees.Find(base);
   if (tree && !(*tree)->has_forms()) return;
   const auto texts = FindEscapedTexts(base);
-  for (PlannedShard& shard : plan.shards) {
-    if (texts && !texts->contains(JoinedTexts(plan.tensors[shard.tensor].fqn))) continue;
-    plan.has_lost_marks |= shard.is_stated_unchanged;
-    shard.is_stated_unchanged = false;
+  for (size_t i = 0; i < plan.sources.size(); ++i) {
+    const std::string_view fqn = plan.tensors()[plan.shards()[i].tensor].fqn;
+    if (texts && !texts->contains(JoinedTexts(fqn))) continue;
+    plan.has_lost_marks |= plan.sources[i].is_stated_unchanged;
+    plan.sources[i].is_stated_unchanged = false;
   }
   ChooseComparedChunk(plan, step);
 }
 
 void ChooseComparedChunk(SavePlan& plan, uint64_t step) {
+  plan.compared_chunk.reset();
+  const auto stated_chunks = [&](size_t i) {
+    const PlannedShard& shard = plan.shards()[i];
+    return plan.sources[i].is_stated_unchanged ? shard.end_chunk - shard.first_chunk : 0;
+  };
   uint64_t chunks = 0;
-  for (PlannedShard& shard : plan.shards) {
-    shard.compared_chunk.reset();
-    if (shard.is_stated_unchanged) chunks += shard.chunk_count();
-  }
+  for (size_t i = 0; i < plan.sources.size(); ++i) chunks += stated_chunks(i);
   if (chunks == 0) return;
   uint64_t compared = step % chunks;
-  for (PlannedShard& shard : plan.shards) {
-    if (!shard.is_stated_unchanged) continue;
-    if (compared < shard.chunk_count()) {
-      shard.compared_chunk = shard.first_chunk + compared;
-      return;
-    }
-    compared -= shard.chunk_count();
-  }
+  size_t shard = 0;
+  for (; compared >= stated_chunks(shard); ++shard) compared -= stated_chunks(shard);
+  plan.compared_chunk = plan.shards()[shard].first_chunk + compared;
 }
 
-Error NotUnchangedError(const std::string& fqn) {
+Error NotUnchangedError(std::string_view fqn) {
   return {.code = ErrorCode::kInvalidArgument,
           .message =
               "the tensor differs from the base step, but `unchanged` states that it does not;"
               " nothing was saved",
-          .key = fqn};
+          .key = std::string(fqn)};
 }
 
 }  // namespace cairn::core::internal

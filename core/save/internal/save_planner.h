@@ -5,25 +5,25 @@
 ///    (without a Sharding) and sharded ones.
 /// 2. Owners and aliases are decided: replicated tensors by address ranges (aliases.h), sharded
 ///    ones only if they are the same part of the same memory (tied weights).
-/// 3. Every box that this rank holds is cut into chunks. A box that only this rank holds is written
-///    by it. The boxes that the same ranks hold (a ReplicaGroup) are divided: their chunks, in key
-///    order, form one range of equal bytes per rank. Replicated tensors are boxes that every rank
-///    holds.
+/// 3. A box that only this rank holds is written by it. The tensors of which the same ranks hold
+///    boxes (a ReplicaGroup) are divided among these ranks, in about equal bytes per rank.
+///    Replicated tensors are boxes that every rank holds.
+/// 4. The boxes that this rank writes are cut into chunks.
 ///
 /// Invariant: ranks with equal states plan the same boxes, chunks and owners, so that each chunk is
 /// planned by exactly one of them.
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
-#include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "core/save/internal/save_plan.h"
 #include "core/save/save_options.h"
+#include "core/state_dict/internal/leaves.h"
 #include "core/state_dict/state_dict.h"
 #include "core/step/internal/lookup.h"
 #include "core/tensor/internal/replica_group.h"
@@ -41,7 +41,8 @@ Result<void> CheckSaveOptions(const SaveOptions& options);
 /// Returns the FQNs and the records of the values of a state, in key order. `leaves` are the leaves
 /// of the state. With `long_as_chunks`, as on rank 0, the records of long values do not have their
 /// bytes. kInvalidArgument: a value is too large, or a ChunkedValue on rank 0; names the key.
-Result<std::vector<NamedRecord>> EncodeValues(const StateDict& state, std::span<const Leaf> leaves,
+Result<std::vector<NamedRecord>> EncodeValues(const StateDict& state,
+                                              std::span<const LeafName> leaves,
                                               bool long_as_chunks);
 
 /// Plans only the hidden tensors of long values, whose bytes it borrows.
@@ -73,6 +74,6 @@ void UnmarkRenamed(SavePlan& plan, const StepView& base, uint64_t step, TreeCach
 void ChooseComparedChunk(SavePlan& plan, uint64_t step);
 
 /// The error for a compared chunk that has changed.
-Error NotUnchangedError(const std::string& fqn);
+Error NotUnchangedError(std::string_view fqn);
 
 }  // namespace cairn::core::internal

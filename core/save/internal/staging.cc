@@ -27,7 +27,6 @@ namespace {
 
 constexpr uint64_t kLineBytes = 64;
 constexpr uint64_t kPageAlignment = 4096;
-constexpr uint64_t kCopyBytes = 8 << 20;  // length that one task copies
 
 // A shard that is being staged.
 struct ShardTasks {
@@ -36,56 +35,43 @@ struct ShardTasks {
   std::atomic<bool> refused = false;  // a chunk was compared in vain
 };
 
-// Copies bytes [begin_bytes, begin_bytes + length_bytes) of a shard to `offset_bytes` of the area.
+// Copies one chunk of a shard to `offset_bytes` of the area.
 struct Task {
-  PlannedShard* shard = nullptr;
+  TensorRef source;
   uint64_t begin_bytes = 0;
   uint64_t length_bytes = 0;
   uint64_t offset_bytes = 0;
-  // Not null: the task is one chunk, which may be unchanged or become a delta.
+  // Not null: the chunk may be unchanged or become a delta.
   const SavedChunks::Chunk* base = nullptr;
-  uint64_t chunk = 0;  // counted from the shard's first_chunk
+  size_t chunk = 0;        // index into PlanLayout::chunks
+  size_t first_chunk = 0;  // of the shard
   ShardTasks* tasks = nullptr;
 };
 
 bool MayHaveDelta(const Task& task) {
   const ShardTasks& tasks = *task.tasks;
   return task.base->deltas < tasks.max_deltas && task.length_bytes <= kMaxComparedBytes &&
-         (!tasks.refused || task.chunk % kDeltaTryInterval == 0);
+         (!tasks.refused || (task.chunk - task.first_chunk) % kDeltaTryInterval == 0);
 }
 
-void AddCopies(PlannedShard& shard, uint64_t begin, uint64_t end, uint64_t offset_bytes,
-               std::vector<Task>& tasks) {
-  for (uint64_t at = begin; at < end; at += kCopyBytes) {
-    tasks.push_back({.shard = &shard,
-                     .begin_bytes = at,
-                     .length_bytes = std::min(kCopyBytes, end - at),
-                     .offset_bytes = offset_bytes + (at - begin)});
-  }
-}
-
-void AddTasks(PlannedShard& shard, uint64_t offset_bytes, const SavedChunks::Shard* base,
-              ShardTasks& shard_tasks, std::vector<Task>& tasks) {
-  if (base == nullptr || !IsContiguous(shard.source.shape, shard.source.strides)) {
-    return AddCopies(shard, shard.begin_bytes(), shard.end_bytes(), offset_bytes, tasks);
-  }
-  shard.unchanged.resize(shard.chunk_count());
-  if (shard_tasks.max_deltas > 0) shard.pages.resize(shard.chunk_count());
-  for (uint64_t chunk = 0; chunk < shard.chunk_count(); ++chunk) {
-    const uint64_t begin = shard.grid.offset_bytes(shard.first_chunk + chunk);
-    const uint64_t length = shard.grid.length_bytes(shard.first_chunk + chunk);
-    const uint64_t at = offset_bytes + (begin - shard.begin_bytes());
-    if (!base->chunks[chunk].reused && shard_tasks.max_deltas == 0) {
-      AddCopies(shard, begin, begin + length, at, tasks);
-      continue;
-    }
-    tasks.push_back({.shard = &shard,
-                     .begin_bytes = begin,
-                     .length_bytes = length,
-                     .offset_bytes = at,
-                     .base = &base->chunks[chunk],
-                     .chunk = chunk,
-                     .tasks = &shard_tasks});
+// Adds the tasks of a shard, one per chunk. `base`: its first chunk in the last save, or null.
+void AddTasks(const SavePlan& plan, size_t index, uint64_t offset_bytes,
+              const SavedChunks::Chunk* base, ShardTasks& shard_tasks, std::vector<Task>& tasks) {
+  const PlannedShard& shard = plan.shards()[index];
+  const TensorRef source = plan.SourceOf(index);
+  if (!source.is_contiguous()) base = nullptr;
+  for (size_t i = shard.first_chunk; i < shard.end_chunk; ++i) {
+    const auto& [box, begin, length] = plan.layout->chunks[i];
+    Task& task = tasks.emplace_back(Task{.source = source,
+                                         .begin_bytes = begin,
+                                         .length_bytes = length,
+                                         .offset_bytes = offset_bytes + begin,
+                                         .chunk = i,
+                                         .first_chunk = shard.first_chunk,
+                                         .tasks = &shard_tasks});
+    if (base == nullptr) continue;
+    const SavedChunks::Chunk& saved = base[i - shard.first_chunk];
+    if (saved.reused || shard_tasks.max_deltas > 0) task.base = &saved;
   }
 }
 
@@ -97,11 +83,11 @@ void AddTasks(PlannedShard& shard, uint64_t offset_bytes, const SavedChunks::Sha
 // threads write to `bytes`. Cost: reads both versions once, and digests and copies the pages that
 // changed twice. `element_bytes` is the tensor's element size. Threads: any, each with its own
 // `scratch`.
-PlannedShard::ChunkPages CopyAndEncode(std::span<const std::byte> bytes,
-                                       std::span<std::byte> staged, const kv::Digest& base,
-                                       uint32_t element_bytes, StagedDeltaScratch& scratch) {
+ChunkPages CopyAndEncode(std::span<const std::byte> bytes, std::span<std::byte> staged,
+                         const kv::Digest& base, uint32_t element_bytes,
+                         StagedDeltaScratch& scratch) {
   DeltaEncoder& encoder = scratch.encoder;
-  PlannedShard::ChunkPages pages;
+  ChunkPages pages;
   std::vector<uint64_t> base_page_digests;
   uint64_t changed_bytes = 0;
   encoder.Begin(element_bytes, bytes.size());
@@ -134,19 +120,18 @@ PlannedShard::ChunkPages CopyAndEncode(std::span<const std::byte> bytes,
   return pages;
 }
 
-void RunTask(const Task& task, std::byte* area, StagedDeltaScratch* scratch) {
-  const TensorView& source = task.shard->source;
+void RunTask(const Task& task, std::byte* area, StagedDeltaScratch* scratch, SavePlan& plan) {
   const std::span<std::byte> target(area + task.offset_bytes, task.length_bytes);
-  if (!IsContiguous(source.shape, source.strides)) {
-    return GatherBytes(source, task.begin_bytes, target);
+  if (!task.source.is_contiguous()) {
+    return GatherBytes(task.source.view(), task.begin_bytes, target);
   }
-  const std::span<const std::byte> bytes(source.data + task.begin_bytes, task.length_bytes);
+  const std::span<const std::byte> bytes(task.source.data + task.begin_bytes, task.length_bytes);
   if (task.base != nullptr && task.base->reused && kv::PayloadDigest(bytes) == task.base->digest) {
-    task.shard->unchanged[task.chunk] = task.base->digest;
+    plan.unchanged[task.chunk] = task.base->digest;
     return;
   }
   if (task.base != nullptr && MayHaveDelta(task)) {
-    PlannedShard::ChunkPages& pages = task.shard->pages[task.chunk];
+    ChunkPages& pages = plan.pages[task.chunk];
     pages = CopyAndEncode(bytes, target, task.base->digest, task.tasks->element_bytes, *scratch);
     const bool is_changed = pages.page_digests.empty() ||
                             kv::RootDigest(pages.page_digests, bytes.size()) != task.base->digest;
@@ -156,28 +141,30 @@ void RunTask(const Task& task, std::byte* area, StagedDeltaScratch* scratch) {
   std::memcpy(target.data(), bytes.data(), bytes.size());
 }
 
-// A shard that is not copied.
-Result<void> TakeFromBase(const TensorInfo& tensor, const SavedChunks::Shard& base,
-                          PlannedShard& shard) {
-  shard.unchanged.clear();
-  for (const SavedChunks::Chunk& chunk : base.chunks) shard.unchanged.push_back(chunk.digest);
-  if (!shard.compared_chunk) return {};
-  const uint64_t i = *shard.compared_chunk;
-  const HostPayload payload(shard.source, shard.grid.offset_bytes(i), shard.grid.length_bytes(i));
-  if (payload.ComputeDigest() == base.chunks[i - shard.first_chunk].digest) return {};
-  return Fail(NotUnchangedError(tensor.fqn));
+// A shard that is not copied. `base`: its first chunk in the last save.
+Result<void> TakeFromBase(SavePlan& plan, size_t index, const SavedChunks::Chunk* base) {
+  const PlannedShard& shard = plan.shards()[index];
+  for (size_t i = shard.first_chunk; i < shard.end_chunk; ++i, ++base) {
+    plan.unchanged[i] = base->digest;
+    if (i != plan.compared_chunk) continue;
+    const ShardChunk& chunk = plan.layout->chunks[i];
+    const HostPayload payload(plan.SourceOf(index), chunk.begin_bytes, chunk.length_bytes);
+    if (payload.ComputeDigest() == base->digest) continue;
+    return Fail(NotUnchangedError(plan.tensors()[shard.tensor].fqn));
+  }
+  return {};
 }
 
 // Where each shard in host memory is in the area, and the length of the area. Long values are last:
 // if their lengths change, the tensors stay where they are.
-std::pair<std::vector<uint64_t>, uint64_t> LayOut(const SavePlan& plan) {
-  std::vector<uint64_t> offsets_bytes(plan.shards.size());
+std::pair<std::vector<uint64_t>, uint64_t> LayOut(const PlanLayout& layout) {
+  std::vector<uint64_t> offsets_bytes(layout.shards.size());
   uint64_t total_bytes = 0;
   for (const bool of_values : {false, true}) {
-    for (size_t i = 0; i < plan.shards.size(); ++i) {
-      const PlannedShard& shard = plan.shards[i];
+    for (size_t i = 0; i < layout.shards.size(); ++i) {
+      const PlannedShard& shard = layout.shards[i];
       if (shard.on_device() || shard.value_slot.has_value() != of_values) continue;
-      const uint64_t length = shard.end_bytes() - shard.begin_bytes();
+      const uint64_t length = layout.LengthOf(shard);
       offsets_bytes[i] =
           RoundUp(total_bytes, length >= kLargeShardBytes ? kPageAlignment : kLineBytes);
       total_bytes = offsets_bytes[i] + length;
@@ -212,10 +199,11 @@ Result<void> StagingArea::Reserve(uint64_t bytes) {
 }
 
 Result<void> StagingArea::Stage(SavePlan& plan, const SavedChunks* base, uint32_t max_deltas) {
-  const auto [offsets_bytes, total_bytes] = LayOut(plan);
+  const PlanLayout& layout = *plan.layout;
+  const auto [offsets_bytes, total_bytes] = LayOut(layout);
   std::vector<uint64_t> of_tensors;
-  for (size_t i = 0; i < plan.shards.size(); ++i) {
-    if (!plan.shards[i].value_slot) of_tensors.push_back(offsets_bytes[i]);
+  for (size_t i = 0; i < layout.shards.size(); ++i) {
+    if (!layout.shards[i].value_slot) of_tensors.push_back(offsets_bytes[i]);
   }
   // In another layout, a shard would be overwritten before it is compared. Long values that have
   // moved are compared in vain.
@@ -224,38 +212,40 @@ Result<void> StagingArea::Stage(SavePlan& plan, const SavedChunks* base, uint32_
   if (plan.has_deltas && scratch_.empty()) scratch_.resize(pool_.thread_count());
   tensor_offsets_bytes_.clear();
   CAIRN_TRY(Reserve(total_bytes));
+  if (base != nullptr) plan.unchanged.resize(layout.chunks.size());
+  if (plan.has_deltas) plan.pages.resize(layout.chunks.size());
   std::vector<Task> tasks;
   std::deque<ShardTasks> shard_tasks;
-  BaseCursor cursor(base);
-  for (size_t i = 0; i < plan.shards.size(); ++i) {
-    PlannedShard& shard = plan.shards[i];
+  BaseCursor cursor(base, layout);
+  for (size_t i = 0; i < layout.shards.size(); ++i) {
+    const PlannedShard& shard = layout.shards[i];
     if (shard.on_device()) continue;
-    const TensorInfo& tensor = plan.tensors[shard.tensor];
-    const SavedChunks::Shard* const found = cursor.Find(tensor, shard);
-    if (shard.is_stated_unchanged && found != nullptr) {
-      CAIRN_TRY(TakeFromBase(tensor, *found, shard));
+    const PlannedShard* const found = cursor.Find(i);
+    const SavedChunks::Chunk* const first =
+        found != nullptr ? &base->chunks[found->first_chunk] : nullptr;
+    if (plan.sources[i].is_stated_unchanged && found != nullptr) {
+      CAIRN_TRY(TakeFromBase(plan, i, first));
       continue;
     }
     ShardTasks& of_shard = shard_tasks.emplace_back();
-    of_shard.element_bytes = schema::ElementBytes(tensor.dtype);
+    of_shard.element_bytes = schema::ElementBytes(layout.tensors[shard.tensor].dtype);
     of_shard.max_deltas = plan.has_deltas ? max_deltas : 0;
-    AddTasks(shard, offsets_bytes[i], found, of_shard, tasks);
+    AddTasks(plan, i, offsets_bytes[i], first, of_shard, tasks);
   }
   const auto groups =
       GroupByBytes(std::span(tasks), [](const Task& task) { return task.length_bytes; });
   pool_.Run(groups.size(), [&](size_t i, size_t worker) {
     for (const Task& task : groups[i]) {
-      RunTask(task, memory_, plan.has_deltas ? &scratch_[worker] : nullptr);
+      RunTask(task, memory_, plan.has_deltas ? &scratch_[worker] : nullptr, plan);
     }
   });
   tensor_offsets_bytes_ = std::move(of_tensors);
-  for (size_t i = 0; i < plan.shards.size(); ++i) {
-    PlannedShard& shard = plan.shards[i];
-    if (shard.on_device()) continue;
-    shard.source.data = memory_ + offsets_bytes[i];
-    shard.source.strides.clear();
-    shard.has_stable_source = true;
-    shard.skipped_bytes = shard.begin_bytes();
+  for (size_t i = 0; i < layout.shards.size(); ++i) {
+    if (layout.shards[i].on_device()) continue;
+    ShardSource& source = plan.sources[i];
+    source.data = memory_ + offsets_bytes[i];
+    source.is_copy = true;
+    source.is_stable = true;
   }
   return {};
 }

@@ -34,7 +34,7 @@ class StagingArea {
   /// memory; the plan is unchanged.
   ///
   /// With `base`, chunks that the previous save found unchanged are digested first, which costs
-  /// less than a copy, and are not copied if they are still unchanged (PlannedShard::unchanged).
+  /// less than a copy, and are not copied if they are still unchanged (SavePlan::unchanged).
   /// Chunks that had changed are assumed to have changed again. Nothing is copied of shards that
   /// the caller states to be unchanged. kInvalidArgument: one of them has changed
   /// (SaveOptions::unchanged).

@@ -6,9 +6,11 @@
 #include <cstdint>
 #include <cstring>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "core/save/internal/device_save.h"
+#include "core/tensor/internal/tensor_ref.h"
 #include "core/tensor/strided_copy.h"
 #include "core/tensor/tensor.h"
 #include "kv/base/digest.h"
@@ -17,14 +19,15 @@
 namespace cairn::core::internal {
 
 /// Bytes [begin_bytes, begin_bytes + length_bytes) of the row-major form of a tensor in host
-/// memory. Ownership: borrows the tensor. Threads: immutable.
+/// memory. Ownership: borrows the memory of the tensor, its shape and its strides. Threads:
+/// immutable.
 class HostPayload final : public kv::Payload {
  public:
   /// `may_change`: the tensor is the caller's, whose other threads may write to it.
-  HostPayload(const TensorView& source, uint64_t begin_bytes, uint64_t length_bytes,
+  HostPayload(const TensorRef& source, uint64_t begin_bytes, uint64_t length_bytes,
               bool may_change = false)
       : source_(source),
-        data_(IsContiguous(source.shape, source.strides) ? source.data + begin_bytes : nullptr),
+        data_(source.is_contiguous() ? source.data + begin_bytes : nullptr),
         begin_bytes_(begin_bytes),
         length_bytes_(length_bytes),
         may_change_(may_change) {}
@@ -36,7 +39,11 @@ class HostPayload final : public kv::Payload {
   }
   bool may_change() const override { return may_change_; }
   Result<void> CopyTo(uint64_t begin_bytes, std::span<std::byte> target) const override {
-    GatherBytes(source_, begin_bytes_ + begin_bytes, target);
+    if (data_ != nullptr) {
+      std::memcpy(target.data(), data_ + begin_bytes, target.size());
+    } else {
+      GatherBytes(source_.view(), begin_bytes_ + begin_bytes, target);
+    }
     return {};
   }
   /// Returns a page. A page of a tensor that is not contiguous is gathered to `scratch`. Requires
@@ -46,7 +53,7 @@ class HostPayload final : public kv::Payload {
     CAIRN_CHECK(begin < length_bytes_ && scratch.size() >= kv::kPageBytes);
     const uint64_t count = std::min(kv::kPageBytes, length_bytes_ - begin);
     if (data_ != nullptr) return {data_ + begin, count};
-    GatherBytes(source_, begin_bytes_ + begin, scratch.first(count));
+    GatherBytes(source_.view(), begin_bytes_ + begin, scratch.first(count));
     return scratch.first(count);
   }
 
@@ -71,7 +78,7 @@ class HostPayload final : public kv::Payload {
   }
 
  private:
-  const TensorView& source_;
+  const TensorRef source_;
   const std::byte* const data_;  // null: not contiguous
   const uint64_t begin_bytes_;
   const uint64_t length_bytes_;
@@ -79,12 +86,14 @@ class HostPayload final : public kv::Payload {
 };
 
 /// Bytes [begin_bytes, begin_bytes + length_bytes) of the row-major form of a tensor in device
-/// memory. Ownership: borrows the tensor and the DeviceSave. Threads: one at a time.
+/// memory. Ownership: borrows the memory of the tensor and the DeviceSave. Threads: one at a time.
 class DevicePayload final : public kv::Payload {
  public:
-  DevicePayload(DeviceSave& device, const TensorView& source, uint64_t begin_bytes,
-                uint64_t length_bytes)
-      : device_(device), source_(source), begin_bytes_(begin_bytes), length_bytes_(length_bytes) {}
+  DevicePayload(DeviceSave& device, TensorView source, uint64_t begin_bytes, uint64_t length_bytes)
+      : device_(device),
+        source_(std::move(source)),
+        begin_bytes_(begin_bytes),
+        length_bytes_(length_bytes) {}
 
   uint64_t length_bytes() const override { return length_bytes_; }
   kv::CopyQueue* queue() const override { return &device_; }
@@ -94,7 +103,7 @@ class DevicePayload final : public kv::Payload {
 
  private:
   DeviceSave& device_;
-  const TensorView& source_;
+  const TensorView source_;
   const uint64_t begin_bytes_;
   const uint64_t length_bytes_;
 };

@@ -33,8 +33,9 @@ class Comparison {
         saved_(saved),
         pool_(pool),
         scratch_(pool.thread_count(), std::vector<std::byte>(kv::kPageBytes)) {
-    CAIRN_CHECK(saved.shards.size() == plan.shards.size());
-    for (size_t i = 0; i < plan.shards.size(); ++i) ListChunks(i);
+    CAIRN_CHECK(saved.chunks.size() == plan.layout->chunks.size());
+    chunks_.reserve(saved.chunks.size());
+    for (size_t i = 0; i < plan.shards().size(); ++i) ListChunks(i);
     page_digests_.resize(page_count_);
   }
 
@@ -73,8 +74,7 @@ class Comparison {
   // Contains all that Compare needs: while all threads read tensors, a cache miss in the plan takes
   // as long as digesting several KiB.
   struct Chunk {
-    size_t shard = 0;
-    uint64_t index = 0;  // counted from the shard's first_chunk
+    size_t index = 0;  // into PlanLayout::chunks
     HostPayload payload;
     size_t first_page = 0;  // in page_digests_
     const SavedChunks::Chunk* saved = nullptr;
@@ -82,22 +82,20 @@ class Comparison {
   };
 
   void ListChunks(size_t shard_index) {
-    const PlannedShard& shard = plan_.shards[shard_index];
-    CAIRN_CHECK(!shard.on_device() && shard.unchanged.empty() && shard.pages.empty() &&
-                saved_.shards[shard_index].chunks.size() == shard.chunk_count());
-    for (uint64_t i = 0; i < shard.chunk_count(); ++i) {
-      const uint64_t begin = shard.grid.offset_bytes(shard.first_chunk + i);
-      const uint64_t length = shard.grid.length_bytes(shard.first_chunk + i);
-      if (shard.IsTakenFromBase(shard.first_chunk + i)) {
-        taken_bytes_ += length;
+    const PlannedShard& shard = plan_.shards()[shard_index];
+    CAIRN_CHECK(!shard.on_device() && plan_.unchanged.empty() && plan_.pages.empty());
+    const TensorRef source = plan_.SourceOf(shard_index);
+    for (size_t i = shard.first_chunk; i < shard.end_chunk; ++i) {
+      const ShardChunk& chunk = plan_.layout->chunks[i];
+      if (plan_.IsTakenFromBase(shard_index, i)) {
+        taken_bytes_ += chunk.length_bytes;
         continue;
       }
-      chunks_.push_back({.shard = shard_index,
-                         .index = i,
-                         .payload = {shard.source, begin, length},
+      chunks_.push_back({.index = i,
+                         .payload = {source, chunk.begin_bytes, chunk.length_bytes},
                          .first_page = page_count_,
-                         .saved = &saved_.shards[shard_index].chunks[i]});
-      page_count_ += kv::PageCount(length);
+                         .saved = &saved_.chunks[i]});
+      page_count_ += kv::PageCount(chunk.length_bytes);
     }
   }
 
@@ -115,12 +113,11 @@ class Comparison {
   }
 
   void KeepPageDigests() {
+    plan_.pages.resize(plan_.layout->chunks.size());
     for (const Chunk& chunk : chunks_) {
       if (!chunk.is_digested) continue;
-      PlannedShard& shard = plan_.shards[chunk.shard];
-      shard.pages.resize(shard.chunk_count());
       const std::span<const uint64_t> pages = PageDigests(chunk);
-      shard.pages[chunk.index].page_digests.assign(pages.begin(), pages.end());
+      plan_.pages[chunk.index].page_digests.assign(pages.begin(), pages.end());
     }
   }
 
@@ -137,7 +134,7 @@ class Comparison {
 
 /// Digests the chunks of the plan, except chunks that are taken from the base, in order, on all
 /// threads of the pool, until one has another digest than in `saved`. The page digests of the
-/// chunks up to there are then in PlannedShard::pages, so that the save does not compute them
+/// chunks up to there are then in SavePlan::pages, so that the save does not compute them
 /// again. Requires tensors in host memory, and that `saved` has the shards and chunks of the plan.
 /// Memory: 8 bytes per 64 KiB page. kCancelled: as asked by `progress`.
 inline Result<StateComparison> CompareState(SavePlan& plan, const SavedChunks& saved,

@@ -1,12 +1,32 @@
 #pragma once
 /// Access to the contents of the leaves of state dicts. Threads: all functions are safe.
 
+#include <cstddef>
 #include <cstdint>
 #include <set>
+#include <span>
+#include <string_view>
+#include <vector>
 
+#include "core/base/internal/arena.h"
 #include "core/state_dict/state_dict.h"
 
 namespace cairn::core::internal {
+
+/// A Leaf whose FQN is in an arena.
+struct LeafName {
+  uint32_t node = 0;
+  std::string_view fqn;
+};
+
+/// Returns what FlattenTree returns, or for a state what StateDict::Leaves returns, with the FQNs
+/// in `arena`.
+Result<std::vector<LeafName>> LeafNames(const StateTree& tree, Arena& arena);
+Result<std::vector<LeafName>> LeafNames(const StateDict& state, Arena& arena);
+
+/// True if EncodeTree returns `record` for `tree`, without extensions. Requires a record that
+/// EncodeTree returned without extensions. Cost: one walk over both, without an allocation.
+bool IsRecordOf(std::span<const std::byte> record, const StateTree& tree);
 
 /// Adds to `devices` those, except the host, whose memory contains tensors of `state`.
 void AddDevices(const StateDict& state, std::set<int>& devices);

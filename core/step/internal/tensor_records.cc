@@ -36,43 +36,56 @@ std::string FormatNumbers(std::span<const uint64_t> numbers) {
   return fmt::format("[{}]", fmt::join(numbers, ", "));
 }
 
-std::span<const std::byte> TensorEncoder::Encode(const TensorInfo& info) {
+std::span<const std::byte> TensorEncoder::Encode(const TensorEntry& tensor) {
   // FlatBuffers omits numbers that are 0.
-  const bool has_usual_fields = !info.alias_of && !info.hidden && info.alias_offset_bytes == 0 &&
-                                static_cast<uint8_t>(info.dtype) != 0 && info.nbytes != 0 &&
-                                info.chunk_count != 0;
-  if (has_usual_fields && dimensions_ == info.shape.size()) {
+  const bool has_usual_fields = tensor.alias == nullptr && !tensor.hidden &&
+                                static_cast<uint8_t>(tensor.dtype) != 0 && tensor.nbytes != 0 &&
+                                tensor.chunk_count != 0;
+  if (has_usual_fields && dimensions_ == tensor.shape.size()) {
     auto* const record =
         flatbuffers::GetMutableRoot<schema::TensorRecord>(builder_.GetBufferPointer());
-    for (size_t d = 0; d < info.shape.size(); ++d) {
-      record->mutable_shape()->Mutate(static_cast<uint32_t>(d), info.shape[d]);
+    for (size_t d = 0; d < tensor.shape.size(); ++d) {
+      record->mutable_shape()->Mutate(static_cast<uint32_t>(d), tensor.shape[d]);
     }
-    record->mutate_dtype(static_cast<uint8_t>(info.dtype));
-    record->mutate_nbytes(info.nbytes);
-    record->mutate_chunk_count(info.chunk_count);
+    record->mutate_dtype(static_cast<uint8_t>(tensor.dtype));
+    record->mutate_nbytes(tensor.nbytes);
+    record->mutate_chunk_count(tensor.chunk_count);
   } else {
-    Build(info);
+    Build(tensor);
     dimensions_.reset();
-    if (has_usual_fields) dimensions_ = info.shape.size();
+    if (has_usual_fields) dimensions_ = tensor.shape.size();
   }
   return std::as_bytes(std::span(builder_.GetBufferPointer(), builder_.GetSize()));
 }
 
-void TensorEncoder::Build(const TensorInfo& info) {
-  flatbuffers::FlatBufferBuilder& builder = builder_;
-  builder.Clear();
-  const auto shape = builder.CreateVector(info.shape);
+std::span<const std::byte> TensorEncoder::Encode(const TensorInfo& info) {
+  TensorAlias alias{.offset_bytes = info.alias_offset_bytes, .strides = info.alias_strides};
+  if (info.alias_of) alias.owner = *info.alias_of;
+  return Encode({.fqn = info.fqn,
+                 .shape = info.shape,
+                 .nbytes = info.nbytes,
+                 .chunk_count = info.chunk_count,
+                 .alias = info.alias_of ? &alias : nullptr,
+                 .dtype = info.dtype,
+                 .hidden = info.hidden});
+}
+
+void TensorEncoder::Build(const TensorEntry& tensor) {
+  builder_.Clear();
+  const auto shape = builder_.CreateVector(tensor.shape.data(), tensor.shape.size());
   flatbuffers::Offset<flatbuffers::String> alias_of;
   flatbuffers::Offset<flatbuffers::Vector<uint64_t>> alias_strides;
-  if (info.alias_of) {
-    alias_of = builder.CreateString(*info.alias_of);
-    alias_strides = builder.CreateVector(info.alias_strides);
+  uint64_t alias_offset_bytes = 0;
+  if (const TensorAlias* alias = tensor.alias) {
+    alias_of = builder_.CreateString(alias->owner.data(), alias->owner.size());
+    alias_strides = builder_.CreateVector(alias->strides.data(), alias->strides.size());
+    alias_offset_bytes = alias->offset_bytes;
   }
-  builder.Finish(
-      schema::CreateTensorRecord(builder, schema::kRecordVersion, static_cast<uint8_t>(info.dtype),
-                                 shape, info.nbytes, info.chunk_count, alias_of,
-                                 info.alias_offset_bytes, alias_strides, info.hidden),
-      schema::TensorRecordIdentifier());
+  builder_.Finish(schema::CreateTensorRecord(builder_, schema::kRecordVersion,
+                                             static_cast<uint8_t>(tensor.dtype), shape,
+                                             tensor.nbytes, tensor.chunk_count, alias_of,
+                                             alias_offset_bytes, alias_strides, tensor.hidden),
+                  schema::TensorRecordIdentifier());
 }
 
 std::vector<std::byte> EncodeTensor(const TensorInfo& info) {

@@ -5,6 +5,7 @@
 #include <flatbuffers/flatbuffers.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
@@ -15,17 +16,39 @@
 
 namespace cairn::core::internal {
 
+/// Where an alias is in the tensor that holds its bytes; see TensorInfo.
+struct TensorAlias {
+  std::string_view owner;
+  uint64_t offset_bytes = 0;
+  std::span<const uint64_t> strides;
+};
+
+/// A TensorInfo whose texts and numbers are in other memory, which must outlive it.
+struct TensorEntry {
+  std::string_view fqn;  // in plans, NUL follows it
+  std::span<const uint64_t> shape;
+  uint64_t nbytes = 0;
+  uint64_t chunk_count = 0;
+  const TensorAlias* alias = nullptr;  // null: the tensor has bytes of its own
+  DType dtype = DType::kUnknown;
+  bool hidden = false;
+
+  /// The key of the record, kv::FqnKey of the FQN. Requires a NUL after it.
+  std::string_view key() const { return {fqn.data(), fqn.size() + 1}; }
+};
+
 /// Encodes TensorRecords. Cost: no allocation, and a copy of a few fields if the record before had
 /// the same fields, which nearly all records of a step have. Threads: one.
 class TensorEncoder {
  public:
-  /// Returns a TensorRecord of everything in `info` except its FQN, which is the key. It is valid
+  /// Returns a TensorRecord of everything in `tensor` except its FQN, which is the key. It is valid
   /// until the next call. Requires that the dtype is known, the sizes agree, and exactly aliases
   /// have strides; DecodeTensor checks this.
+  std::span<const std::byte> Encode(const TensorEntry& tensor);
   std::span<const std::byte> Encode(const TensorInfo& info);
 
  private:
-  void Build(const TensorInfo& info);
+  void Build(const TensorEntry& tensor);
 
   flatbuffers::FlatBufferBuilder builder_;  // contains the last record
   // The dimensions of the last record, if all records with as many have the same fields.

@@ -32,7 +32,7 @@ Result<MemorySpan> ContiguousSpan(DType dtype, std::span<const uint64_t> shape,
   return MemorySpan{.begin = begin, .end = end};
 }
 
-Result<MemorySpan> SpanOf(const TensorView& view) {
+Result<MemorySpan> SpanOf(const TensorRef& view) {
   CAIRN_TRY(CheckStrides(view.shape, view.strides));
   CAIRN_TRY_ASSIGN(const MemorySpan contiguous, ContiguousSpan(view.dtype, view.shape, view.data));
   if (view.strides.empty() || contiguous.begin == contiguous.end) return contiguous;
@@ -44,23 +44,23 @@ Result<MemorySpan> SpanOf(const TensorView& view) {
   return MemorySpan{.begin = contiguous.begin, .end = end};
 }
 
-std::vector<std::vector<size_t>> OverlapGroups(std::span<const MemorySpan> spans) {
-  std::vector<size_t> order;
+OverlapGroups::OverlapGroups(std::span<const MemorySpan> spans) {
+  order_.reserve(spans.size());
   for (size_t i = 0; i < spans.size(); ++i) {
-    if (spans[i].begin < spans[i].end) order.push_back(i);
+    if (spans[i].begin < spans[i].end) order_.push_back(i);
   }
-  std::ranges::stable_sort(order, {}, [&](size_t i) { return spans[i].begin; });
-  std::vector<std::vector<size_t>> groups;
-  uintptr_t end = 0;
-  for (const size_t i : order) {
-    if (groups.empty() || spans[i].begin >= end) {
-      groups.emplace_back();
-      end = spans[i].end;
+  const auto begin_of = [&](size_t i) { return spans[i].begin; };
+  if (!std::ranges::is_sorted(order_, {}, begin_of)) std::ranges::stable_sort(order_, {}, begin_of);
+  groups_.reserve(order_.size());
+  for (size_t first = 0; first < order_.size();) {
+    uintptr_t end = spans[order_[first]].end;
+    size_t next = first + 1;
+    for (; next < order_.size() && begin_of(order_[next]) < end; ++next) {
+      end = std::max(end, spans[order_[next]].end);
     }
-    groups.back().push_back(i);
-    end = std::max(end, spans[i].end);
+    groups_.push_back(std::span(order_).subspan(first, next - first));
+    first = next;
   }
-  return groups;
 }
 
 }  // namespace cairn::core::internal
