@@ -7,8 +7,8 @@
 #include <optional>
 
 #include "core/inspect/compare.h"
+#include "core/inspect/value_difference.h"
 #include "core/state_dict/key_pattern.h"
-#include "core/step/contents.h"
 #include "kv/base/step_info.h"
 #include "kv/read/snapshot.h"
 #include "tools/common/exit_status.h"
@@ -62,29 +62,23 @@ Result<Sides> OpenSides(const std::string& address_a, const std::string& address
 }
 
 Result<ValueDifferences> CompareChangedValues(const Sides& sides, const core::Diff& diff) {
-  std::vector<std::optional<core::TensorInfo>> compared(diff.changes.size());
+  std::vector<size_t> compared;  // indices of changes
+  std::vector<std::string> fqns;
   uint64_t total_bytes = 0;
   for (size_t i = 0; i < diff.changes.size(); ++i) {
     const core::KeyChange& change = diff.changes[i];
     if (change.kind != Kind::kChanged || !change.is_tensor) continue;
-    auto found = FindComparable(*sides.opened.store, sides.a, sides.b, change.fqn);
-    // The detail states which dtype or shape differs.
-    if (!found && found.error().code == ErrorCode::kInvalidArgument) continue;
-    CAIRN_TRY_ASSIGN(compared[i], std::move(found));
-    total_bytes += compared[i]->nbytes;
+    compared.push_back(i);
+    fqns.push_back(change.fqn);
+    total_bytes += change.total_bytes;
   }
   ProgressLine line("comparing");
+  const auto progress = [&](uint64_t bytes, uint64_t) { return line.Update(bytes, total_bytes); };
+  CAIRN_TRY_ASSIGN(const ValueDifferences found,
+                   core::CompareValues(sides.opened.store->kv(), sides.a, sides.b, fqns, progress));
   ValueDifferences differences(diff.changes.size());
-  uint64_t before_bytes = 0;
-  for (size_t i = 0; i < compared.size(); ++i) {
-    if (!compared[i]) continue;
-    const auto progress = [&](uint64_t bytes, uint64_t) {
-      return line.Update(before_bytes + bytes, total_bytes);
-    };
-    CAIRN_TRY_ASSIGN(differences[i],
-                     CompareTensors(*sides.opened.store, sides.a, sides.b, *compared[i], progress));
-    before_bytes += compared[i]->nbytes;
-  }
+  // The detail states which dtype or shape differs, if there is no difference.
+  for (size_t i = 0; i < compared.size(); ++i) differences[compared[i]] = found[i];
   return differences;
 }
 

@@ -14,6 +14,7 @@
 #include "core/inspect/compare.h"
 #include "core/inspect/descent.h"
 #include "core/inspect/stored_statistics.h"
+#include "core/inspect/value_difference.h"
 #include "tools/common/exit_status.h"
 #include "tools/common/progress.h"
 #include "tools/common/quantities.h"
@@ -109,10 +110,9 @@ Result<void> CompareValues(const core::CheckpointStore& store, std::vector<Versi
     const auto progress = [&](uint64_t, uint64_t) { return line.Update(i, blamed.size()); };
     const kv::StepInfo& before = blamed[i].found.before;
     const kv::StepInfo& step = blamed[i].found.step;
-    auto tensor = FindComparable(store, before, step, change.fqn);
-    if (!tensor && tensor.error().code == ErrorCode::kInvalidArgument) continue;
-    CAIRN_TRY(tensor);
-    CAIRN_TRY_ASSIGN(blamed[i].difference, CompareTensors(store, before, step, *tensor, progress));
+    CAIRN_TRY_ASSIGN(const auto compared,
+                     core::CompareValues(store.kv(), before, step, {&change.fqn, 1}, progress));
+    blamed[i].difference = compared.front();
   }
   return {};
 }

@@ -504,9 +504,8 @@ class LiveRequests {
     CAIRN_TRY_ASSIGN(const std::string fqn, Required(request, "key"));
     CAIRN_TRY_ASSIGN(const kv::StepInfo a, FindStep(request, "a"));
     CAIRN_TRY_ASSIGN(const kv::StepInfo b, FindStep(request, "b"));
-    CAIRN_TRY_ASSIGN(const core::TensorInfo tensor, FindComparable(*store_, a, b, fqn));
     CAIRN_TRY_ASSIGN(const ValueDifference difference,
-                     CompareTensors(*store_, a, b, tensor, UntilCancelled()));
+                     CompareTensor(*store_, a, b, fqn, UntilCancelled()));
     Json json = NamedJson(fqn);
     json.update({{"a", StepText(a.step)}, {"b", StepText(b.step)}});
     json.update(DifferenceJson(difference));

@@ -6,8 +6,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
-#include <cstring>
 #include <functional>
 #include <string>
 #include <utility>
@@ -85,49 +83,6 @@ Result<core::Statistics> Measure(const TensorPart& part, const Reading& reading,
   return accumulator.Finish();
 }
 
-/// Subtracts before it rounds, because adjacent integers above 2^53 are the same double.
-template <typename Integer>
-double IntegerDistance(const std::byte* a, const std::byte* b) {
-  Integer x, y;
-  std::memcpy(&x, a, sizeof(x));
-  std::memcpy(&y, b, sizeof(y));
-  const uint64_t difference = x > y ? static_cast<uint64_t>(x) - static_cast<uint64_t>(y)
-                                    : static_cast<uint64_t>(y) - static_cast<uint64_t>(x);
-  return static_cast<double>(difference);
-}
-
-/// Returns |a - b|, which is NaN or infinite if an element is; the difference of 64-bit integers is
-/// exact before it is rounded to a double. Nothing for float4_e2m1fn_x2 and unknown dtypes, whose
-/// elements are not single numbers.
-std::optional<double> Distance(core::DType dtype, std::span<const std::byte> a,
-                               std::span<const std::byte> b) {
-  if (dtype == core::DType::kInt64) return IntegerDistance<int64_t>(a.data(), b.data());
-  if (dtype == core::DType::kUInt64) return IntegerDistance<uint64_t>(a.data(), b.data());
-  const auto x = core::ElementValue(dtype, a);
-  const auto y = core::ElementValue(dtype, b);
-  if (!x || !y) return std::nullopt;
-  return std::abs(*x - *y);
-}
-
-/// Adds the elements of `a` and `b`, pair by pair, to `difference`, except for their count.
-void AddDifferences(core::DType dtype, std::span<const std::byte> a, std::span<const std::byte> b,
-                    ValueDifference& difference) {
-  const uint64_t element_bytes = schema::ElementBytes(dtype);
-  for (uint64_t at = 0; at < a.size(); at += element_bytes) {
-    if (std::memcmp(a.data() + at, b.data() + at, element_bytes) == 0) continue;
-    ++difference.differing_elements;
-    const auto distance =
-        Distance(dtype, a.subspan(at, element_bytes), b.subspan(at, element_bytes));
-    if (!distance) continue;
-    difference.numeric = true;
-    if (std::isfinite(*distance)) {
-      difference.largest_absolute = std::max(difference.largest_absolute, *distance);
-    } else {
-      ++difference.not_comparable;
-    }
-  }
-}
-
 Json BoundJson(core::DType dtype, const std::optional<double>& bound, const std::string& text) {
   if (!bound) return nullptr;
   const bool is_integer = dtype >= core::DType::kUInt8 && dtype <= core::DType::kUInt64;
@@ -196,38 +151,14 @@ Json StatisticsJson(core::DType dtype, const core::Statistics& statistics) {
           {"std", number(statistics.std_deviation)}};
 }
 
-Result<core::TensorInfo> FindComparable(const core::CheckpointStore& store, const kv::StepInfo& a,
-                                        const kv::StepInfo& b, const std::string& fqn) {
-  CAIRN_TRY_ASSIGN(core::TensorInfo in_a, store.FindTensor(a, fqn));
-  CAIRN_TRY_ASSIGN(const core::TensorInfo in_b, store.FindTensor(b, fqn));
-  if (in_a.dtype == in_b.dtype && in_a.shape == in_b.shape) return in_a;
+Result<ValueDifference> CompareTensor(const core::CheckpointStore& store, const kv::StepInfo& a,
+                                      const kv::StepInfo& b, const std::string& fqn,
+                                      const core::Progress& progress) {
+  CAIRN_TRY_ASSIGN(const auto compared, core::CompareValues(store.kv(), a, b, {&fqn, 1}, progress));
+  if (compared.front()) return *compared.front();
   return Fail(Error{.code = ErrorCode::kInvalidArgument,
                     .message = "dtype or shape differ, so the values cannot be compared",
                     .key = fqn});
-}
-
-Result<ValueDifference> CompareTensors(const core::CheckpointStore& store, const kv::StepInfo& a,
-                                       const kv::StepInfo& b, const core::TensorInfo& tensor,
-                                       const core::Progress& progress) {
-  CAIRN_TRY(core::CheckRepeats({&tensor, 1}));
-  ValueDifference difference;
-  CAIRN_TRY_ASSIGN(difference.elements, core::ElementCount(tensor.shape));
-  CAIRN_TRY_ASSIGN(const auto grid, core::ChunkGrid::Make(tensor.dtype, tensor.shape, kPartBytes));
-  std::vector<std::byte> in_a, in_b;
-  for (uint64_t i = 0; i < grid.chunk_count(); ++i) {
-    if (progress && !progress(grid.offset_bytes(i), tensor.nbytes)) {
-      return Fail(ErrorCode::kCancelled, "stopped on request");
-    }
-    const core::Box box = grid.chunk(i);
-    in_a.resize(grid.length_bytes(i));
-    in_b.resize(in_a.size());
-    const core::LoadRequest from_a{tensor.fqn, box, {tensor.dtype, box.sizes, {}, in_a.data()}};
-    const core::LoadRequest from_b{tensor.fqn, box, {tensor.dtype, box.sizes, {}, in_b.data()}};
-    CAIRN_TRY(store.Load(a, {&from_a, 1}));
-    CAIRN_TRY(store.Load(b, {&from_b, 1}));
-    AddDifferences(tensor.dtype, in_a, in_b, difference);
-  }
-  return difference;
 }
 
 Json DifferenceJson(const ValueDifference& difference) {

@@ -11,6 +11,7 @@
 
 #include "core/base/progress.h"
 #include "core/checkpoint_store.h"
+#include "core/inspect/value_difference.h"
 #include "core/step/contents.h"
 #include "core/tensor/element_statistics.h"
 #include "core/tensor/tensor.h"
@@ -57,26 +58,13 @@ Result<std::vector<std::byte>> LoadShown(const TensorPart& part, const ArrayLayo
 /// Integers of any size are exact; a bound is null if there are no elements to take it from.
 Json StatisticsJson(core::DType dtype, const core::Statistics& statistics);
 
-struct ValueDifference {
-  uint64_t elements = 0;            // elements of either tensor
-  uint64_t differing_elements = 0;  // elements with different bits
-  uint64_t not_comparable = 0;      // NaN or Inf in one tensor only, or different ones in both
-  double largest_absolute = 0;      // over the comparable elements
-  bool numeric = false;             // false: the dtype has no numbers, only bits were compared
-};
+using core::ValueDifference;
 
-/// Returns the tensor of a name, which has one dtype and shape in both steps. kNotFound: a step
-/// does not have it. kInvalidArgument: dtype or shape differ.
-Result<core::TensorInfo> FindComparable(const core::CheckpointStore& store, const kv::StepInfo& a,
-                                        const kv::StepInfo& b, const std::string& fqn);
-
-/// Compares a tensor of step `a` with the one of step `b` that has the same name. Requires that
-/// both have the dtype and shape of `tensor`. kResourceExhausted: see core::CheckRepeats.
-/// kCancelled: `progress`, which receives bytes, asked to stop. Other errors: see
-/// CheckpointStore::Load. Memory: 32 MiB, and a load.
-Result<ValueDifference> CompareTensors(const core::CheckpointStore& store, const kv::StepInfo& a,
-                                       const kv::StepInfo& b, const core::TensorInfo& tensor,
-                                       const core::Progress& progress);
+/// Compares a tensor of two steps. kNotFound: a step does not have it. kInvalidArgument: dtype or
+/// shape differ. Other errors: see core::CompareValues.
+Result<ValueDifference> CompareTensor(const core::CheckpointStore& store, const kv::StepInfo& a,
+                                      const kv::StepInfo& b, const std::string& fqn,
+                                      const core::Progress& progress);
 
 /// Returns an object with the numbers of elements and the largest difference.
 Json DifferenceJson(const ValueDifference& difference);

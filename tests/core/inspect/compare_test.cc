@@ -3,8 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <iterator>
+#include <tuple>
 
+#include "core/inspect/value_difference.h"
 #include "kv/base/key.h"
 #include "kv/step_writer.h"
 #include "tests/core/tensor/test_tensor.h"
@@ -21,6 +24,10 @@ class CompareTest : public StoreTest {
     auto diff = CompareSteps(store->kv(), a, b, *parsed);
     EXPECT_TRUE(testing::IsOk(diff));
     return diff.value_or(Diff{});
+  }
+  Result<kv::StepInfo> StepOf(uint64_t step) {
+    CAIRN_TRY_ASSIGN(const auto snapshot, store->kv().Latest());
+    return snapshot->FindStep(step);
   }
 };
 
@@ -224,6 +231,76 @@ TEST_F(CompareTest, ManyKeysOfWhichSomeAreCutDifferently) {
     EXPECT_EQ(diff.changes[i].changed_bytes, i % 2 == 0 ? 4000u : 9u);
   }
   EXPECT_EQ(diff.unchanged_keys, 240u);
+}
+
+TEST_F(CompareTest, ValuesOfManySmallTensorsAndOfALargeOne) {
+  // More tensors than a batch has, and a tensor of several parts in the middle of one.
+  constexpr size_t kCount = 2500;
+  std::vector<TestTensor> tensors;
+  std::vector<std::string> fqns;
+  for (size_t i = 0; i < kCount; ++i) {
+    tensors.emplace_back(DType::kInt32, i == 1500 ? Shape{9'000'000} : Shape{i % 3});
+    fqns.push_back(fmt::format("t{:04}", i));
+  }
+  const auto add = [](TestTensor& tensor, size_t element, int32_t difference) {
+    int32_t value;
+    std::memcpy(&value, tensor.bytes.data() + 4 * element, 4);
+    value += value > 0 ? -difference : difference;
+    std::memcpy(tensor.bytes.data() + 4 * element, &value, 4);
+  };
+  for (const uint64_t step : {1, 2}) {
+    StateDict state;
+    for (size_t i = 0; i < kCount; ++i) state.root().Tensor(fqns[i], tensors[i].view());
+    Save(step, state);
+    for (size_t i = 1; i < kCount; i += 3) add(tensors[i], 0, static_cast<int32_t>(i));
+    add(tensors[1500], 0, 5);
+    add(tensors[1500], 8'999'999, 7);
+  }
+  std::vector<uint64_t> progress;
+  const auto note = [&](uint64_t bytes, uint64_t) {
+    progress.push_back(bytes);
+    return true;
+  };
+  CAIRN_ASSERT_OK_AND_ASSIGN(const kv::StepInfo a, StepOf(1));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const kv::StepInfo b, StepOf(2));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto found, CompareValues(store->kv(), a, b, fqns, note));
+  ASSERT_EQ(found.size(), kCount);
+  for (size_t i = 0; i < kCount; ++i) {
+    SCOPED_TRACE(i);
+    ASSERT_TRUE(found[i]);
+    if (i == 1500) continue;
+    EXPECT_EQ(found[i]->elements, i % 3);
+    EXPECT_EQ(found[i]->differing_elements, i % 3 == 1 ? 1 : 0);
+    EXPECT_EQ(found[i]->largest_absolute, i % 3 == 1 ? static_cast<double>(i) : 0);
+  }
+  EXPECT_EQ(found[1500]->elements, 9'000'000u);
+  EXPECT_EQ(found[1500]->differing_elements, 2u);
+  EXPECT_EQ(found[1500]->largest_absolute, 7);
+  EXPECT_TRUE(std::ranges::is_sorted(progress));
+
+  const auto stop = [](uint64_t, uint64_t) { return false; };
+  EXPECT_THAT(CompareValues(store->kv(), a, b, fqns, stop), IsError(ErrorCode::kCancelled, ""));
+  fqns.push_back("u");
+  EXPECT_THAT(CompareValues(store->kv(), a, b, fqns, {}), IsError(ErrorCode::kNotFound, "u"));
+}
+
+TEST_F(CompareTest, ValuesOfOtherTypesOrShapesAreNotCompared) {
+  TestTensor a(DType::kFloat32, {4}), b(DType::kFloat32, {2, 2}), c(DType::kInt32, {4});
+  for (const auto& [step, x, y] : {std::tuple(1, &a, &a), std::tuple(2, &b, &c)}) {
+    StateDict state;
+    state.root().Tensor("same", a.view());
+    state.root().Tensor("shape", x->view());
+    state.root().Tensor("type", y->view());
+    Save(step, state);
+  }
+  CAIRN_ASSERT_OK_AND_ASSIGN(const kv::StepInfo first, StepOf(1));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const kv::StepInfo second, StepOf(2));
+  const std::vector<std::string> fqns = {"same", "shape", "type"};
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto found, CompareValues(store->kv(), first, second, fqns, {}));
+  ASSERT_TRUE(found[0]);
+  EXPECT_EQ(found[0]->differing_elements, 0u);
+  EXPECT_FALSE(found[1]);
+  EXPECT_FALSE(found[2]);
 }
 
 }  // namespace
