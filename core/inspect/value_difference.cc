@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstring>
+#include <string_view>
 #include <utility>
 
 #include "core/load/internal/load.h"
@@ -86,9 +87,10 @@ class BatchComparison {
 
   Result<void> Run(std::span<const std::string> fqns,
                    std::span<std::optional<ValueDifference>> differences) {
+    const std::vector<std::string_view> names(fqns.begin(), fqns.end());
     for (Side* side : {&a_, &b_}) {
       CAIRN_TRY_ASSIGN(side->tensors, WithStep(store_, side->step, [&](const StepView& view) {
-                         return FindTensors(view, fqns);
+                         return FindTensors(view, names);
                        }));
     }
     differences_ = differences;
