@@ -199,6 +199,7 @@ class ChunkWriter {
   /// Lists the chunks of `ready_` of which no other form was planned.
   void FindCompressions() {
     compressions_.clear();
+    if (!context_.compress) return;
     for (PlannedChunk& chunk : ready_.chunks) {
       const bool is_planned = chunk.is_unchanged() || chunk.ranges || !chunk.delta.empty();
       if (!is_planned && IsWorthCompressing(chunk)) compressions_.emplace_back(&chunk);
