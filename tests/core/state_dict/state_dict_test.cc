@@ -3,6 +3,7 @@
 #include <cairn_schema/structure_generated.h>
 #include <fmt/format.h>
 
+#include "core/state_dict/internal/leaves.h"
 #include "core/state_dict/internal/stored_tree.h"
 #include "schema/record.h"
 #include "tests/support/result_matchers.h"
@@ -224,6 +225,27 @@ TEST(PruneTreeTest, KeepsExactlyTheKeptLeavesOfRandomTrees) {
     CAIRN_ASSERT_OK_AND_ASSIGN(const StateTree decoded, DecodeTree(EncodeTree(pruned)));
     ASSERT_EQ(decoded, pruned);
   }
+}
+
+TEST(StateTreeTest, ARecordIsComparedWithATreeInEveryProperty) {
+  StateDict state;
+  state.root().Map("a").Value("0", int64_t{1});
+  state.root().List("b").Value("", int64_t{2});
+  const std::vector<std::byte> record = EncodeTree(state.tree);
+  EXPECT_TRUE(internal::IsRecordOf(record, state.tree));
+  const auto expect_other = [&](const auto& change) {
+    StateTree tree = state.tree;
+    change(tree.nodes);
+    EXPECT_FALSE(internal::IsRecordOf(record, tree));
+  };
+  expect_other([](auto& nodes) { nodes[1].kind = NodeKind::kOrderedDict; });
+  expect_other([](auto& nodes) { nodes[2].key_kind = KeyKind::kInt; });
+  expect_other([](auto& nodes) { nodes[2].key = "1"; });
+  expect_other([](auto& nodes) { nodes[2].form = KeyForm::kEscaped; });
+  expect_other([](auto& nodes) { nodes[1].child_count = 2; });
+  expect_other([](auto& nodes) { nodes.pop_back(); });
+  state.tree.nodes[2].form = KeyForm::kEscaped;
+  EXPECT_TRUE(internal::IsRecordOf(EncodeTree(state.tree), state.tree));
 }
 
 }  // namespace
