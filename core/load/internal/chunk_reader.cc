@@ -176,7 +176,9 @@ Result<void> ChunkReader::ReadBatch() {
   }
   CAIRN_TRY(ReadPageDigests(partial));
   const auto begin_deltas = [this](std::span<const ReadPart> parts) {
-    return std::async([this, parts] { return ReadDeltasOf(parts); });
+    // The chains of the group before the last one, which had this memory, are gone.
+    DeltaMemory& memory = delta_memory_[delta_groups_++ % delta_memory_.size()];
+    return std::async([this, parts, &memory] { return ReadDeltasOf(parts, memory); });
   };
   std::span<ReadPart> rest(batch_);
   std::span<ReadPart> group = TakeGroup(rest);
@@ -208,7 +210,8 @@ std::span<ChunkReader::ReadPart> ChunkReader::TakeGroup(std::span<ReadPart>& res
   return group;
 }
 
-Result<uint64_t> ChunkReader::ReadDeltasOf(std::span<const ReadPart> parts) const {
+Result<uint64_t> ChunkReader::ReadDeltasOf(std::span<const ReadPart> parts,
+                                           DeltaMemory& memory) const {
   std::vector<DeltaRead> reads;
   for (const ReadPart& part : parts) {
     if (part.job == nullptr) continue;
@@ -217,7 +220,7 @@ Result<uint64_t> ChunkReader::ReadDeltasOf(std::span<const ReadPart> parts) cons
     if (!reads.empty() && reads.back().chunk == &job.chunk) continue;
     reads.push_back({.fqn = &job.fqn, .chunk = &job.chunk, .chain = &job.deltas});
   }
-  return reads.empty() ? Result<uint64_t>(0) : ReadDeltas(view_, reads);
+  return reads.empty() ? Result<uint64_t>(0) : ReadDeltas(view_, reads, &memory);
 }
 
 Result<void> ChunkReader::ReadPageDigests(std::span<const std::shared_ptr<Job>> jobs) {

@@ -14,6 +14,7 @@
 /// into groups of such chunks. It reads the deltas of a group while it reads the parts of the group
 /// before it. The thread that receives a part applies the deltas before it verifies the part.
 
+#include <array>
 #include <atomic>
 #include <memory>
 #include <optional>
@@ -123,7 +124,7 @@ class ChunkReader {
   /// Returns the next group of parts and removes it from `rest`. All parts of a job are in it.
   std::span<ReadPart> TakeGroup(std::span<ReadPart>& rest);
   /// Reads the deltas that the parts need, if those are not read yet. Returns the bytes.
-  Result<uint64_t> ReadDeltasOf(std::span<const ReadPart> parts) const;
+  Result<uint64_t> ReadDeltasOf(std::span<const ReadPart> parts, DeltaMemory& memory) const;
   Result<void> ReadParts(std::span<const ReadPart> parts);
   /// Applies deltas to a part, verifies and scatters it. Threads: any.
   Result<void> OnRead(const ReadPart& part, std::span<const std::byte> stored);
@@ -149,6 +150,8 @@ class ChunkReader {
   std::vector<ReadPart> batch_;     // used by ReadAll only: is being read
   uint64_t bytes_read_ = 0;         // used by ReadAll only
   uint64_t group_bytes_;            // used by ReadAll only: cost of the deltas of the next group
+  std::array<DeltaMemory, 2> delta_memory_;  // of the group that is read, and the one before
+  size_t delta_groups_ = 0;
   Mutex mutex_;
   CondVar changed_;  // submitted_, closed_ or is_done_
   std::vector<ReadPart> submitted_ CAIRN_GUARDED_BY(mutex_);

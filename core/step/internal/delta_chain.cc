@@ -62,7 +62,8 @@ Result<void> DeltaChain::ApplyAll(uint64_t first_page, std::span<std::byte> byte
   return {};
 }
 
-Result<uint64_t> ReadDeltas(const StepView& view, std::span<const DeltaRead> reads) {
+Result<uint64_t> ReadDeltas(const StepView& view, std::span<const DeltaRead> reads,
+                            DeltaMemory* memory) {
   const auto deltas_of = [](const DeltaRead& read) {
     return std::span(read.chunk->deltas).subspan(read.first);
   };
@@ -70,8 +71,13 @@ Result<uint64_t> ReadDeltas(const StepView& view, std::span<const DeltaRead> rea
   for (const DeltaRead& read : reads) {
     for (const kv::Extent& delta : deltas_of(read)) total_bytes += delta.length_bytes;
   }
-  const auto memory = std::make_shared_for_overwrite<std::byte[]>(total_bytes);
-  std::span<std::byte> free(memory.get(), total_bytes);
+  DeltaMemory own;
+  if (memory == nullptr) memory = &own;
+  if (memory->bytes.use_count() != 1 || memory->length_bytes < total_bytes) {
+    memory->length_bytes = total_bytes;
+    memory->bytes = std::make_shared_for_overwrite<std::byte[]>(total_bytes);
+  }
+  std::span<std::byte> free(memory->bytes.get(), total_bytes);
   std::vector<kv::ReadRange> ranges;
   std::vector<const DeltaRead*> readers;  // of the ranges
   for (const DeltaRead& read : reads) {
@@ -97,7 +103,7 @@ Result<uint64_t> ReadDeltas(const StepView& view, std::span<const DeltaRead> rea
       CAIRN_TRY_ASSIGN(Delta delta, *std::move(*next++));
       deltas.push_back(std::move(delta));
     }
-    *read.chain = DeltaChain(std::move(deltas), memory);
+    *read.chain = DeltaChain(std::move(deltas), memory->bytes);
   }
   return bytes;
 }

@@ -55,10 +55,17 @@ struct DeltaRead {
   DeltaChain* chain = nullptr;  // set to the deltas
 };
 
-/// Reads and parses the deltas of several chunks, in one batch of reads. Returns the bytes that
-/// were read. kDataLoss: a delta is damaged; names key, file and offset. kUnimplemented: one has a
+/// Memory for the bytes of deltas, which are read to it again once no chain refers to it.
+struct DeltaMemory {
+  std::shared_ptr<std::byte[]> bytes;  // shared with the chains
+  uint64_t length_bytes = 0;
+};
+
+/// Reads and parses the deltas of several chunks, in one batch of reads, to `memory` or, if it is
+/// null, to new memory. Returns the bytes that were read. kDataLoss: a delta is damaged; names key, file and offset. kUnimplemented: one has a
 /// newer version. Otherwise the error of a read.
-Result<uint64_t> ReadDeltas(const StepView& view, std::span<const DeltaRead> reads);
+Result<uint64_t> ReadDeltas(const StepView& view, std::span<const DeltaRead> reads,
+                            DeltaMemory* memory = nullptr);
 
 /// Reads the chunk `key` into `bytes`, which has its length, and applies its deltas. Does not
 /// compare the result with a digest. See kv::DecodeChunkCallback.
