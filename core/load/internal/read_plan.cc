@@ -190,7 +190,10 @@ Result<ReadPlan> ReadPlan::Make(const StepView& view, std::span<const LoadReques
 }
 
 Result<void> ReadPlan::AddWant(const LoadRequest& request, const TensorInfo& tensor, size_t owner) {
-  CAIRN_TRY_ASSIGN(const uint64_t length_bytes, TensorBytes(tensor.dtype, request.box.sizes));
+  uint64_t length_bytes = tensor.nbytes;
+  if (request.box.sizes != tensor.shape) {
+    CAIRN_TRY_ASSIGN(length_bytes, TensorBytes(tensor.dtype, request.box.sizes));
+  }
   if (length_bytes == 0) return {};
   Want want{.request = &request, .owner = owner};
   want.element = {schema::ElementBytes(tensor.dtype),

@@ -95,7 +95,8 @@ Error MissingTensor(const StepView& view, std::string_view fqn) {
 
 void SortUnique(std::vector<std::string_view>& names) {
   // They often are in order, and this is much cheaper than sorting them again.
-  if (!std::ranges::is_sorted(names)) std::ranges::sort(names);
+  if (std::ranges::adjacent_find(names, std::ranges::greater_equal()) == names.end()) return;
+  std::ranges::sort(names);
   names.erase(std::ranges::unique(names).begin(), names.end());
 }
 
@@ -151,14 +152,14 @@ Result<std::vector<TensorInfo>> FindTensors(const StepView& view,
       kv::Column::kTensors, view.step, "",
       [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
         if (found.size() == fqns.size()) return false;
-        CAIRN_TRY_ASSIGN(const kv::ParsedKey parsed, kv::ParseKey(key));
+        const std::string_view fqn = key.substr(0, key.find('\0'));
+        if (key.size() != fqn.size() + 1) CAIRN_TRY(kv::ParseKey(key));  // returns the error
         const std::string_view wanted = fqns[found.size()];
-        const int order = parsed.fqn.compare(wanted);
+        const int order = fqn.compare(wanted);
         if (order < 0) return true;
         if (order > 0) return Fail(MissingTensor(view, wanted));
-        auto info = DecodeTensor(parsed.fqn, record);
-        if (!info) return AtStep(view, std::move(info).error());
-        found.push_back(*std::move(info));
+        Result<void> read = DecodeTensor(fqn, record, found.emplace_back());
+        if (!read) return AtStep(view, std::move(read).error());
         return true;
       }));
   if (found.size() < fqns.size()) return Fail(MissingTensor(view, fqns[found.size()]));

@@ -17,12 +17,12 @@ namespace {
 
 // Copies the elements, because the verifier checks the alignment of a vector's length but not of
 // its 8-byte elements: in a damaged record they may be unaligned.
-std::vector<uint64_t> ToVector(const flatbuffers::Vector<uint64_t>* numbers) {
+void Copy(const flatbuffers::Vector<uint64_t>* numbers, std::vector<uint64_t>& copied) {
   static_assert(std::endian::native == std::endian::little);
-  if (numbers == nullptr || numbers->size() == 0) return {};
-  std::vector<uint64_t> copied(numbers->size());
+  copied.clear();
+  if (numbers == nullptr || numbers->size() == 0) return;
+  copied.resize(numbers->size());
   std::memcpy(copied.data(), numbers->Data(), copied.size() * sizeof(uint64_t));
-  return copied;
 }
 
 std::unexpected<Error> Damaged(std::string_view fqn, std::string why) {
@@ -96,18 +96,26 @@ std::vector<std::byte> EncodeTensor(const TensorInfo& info) {
 }
 
 Result<TensorInfo> DecodeTensor(std::string_view fqn, std::span<const std::byte> bytes) {
+  TensorInfo info;
+  CAIRN_TRY(DecodeTensor(fqn, bytes, info));
+  return info;
+}
+
+Result<void> DecodeTensor(std::string_view fqn, std::span<const std::byte> bytes,
+                          TensorInfo& info) {
   auto checked = kv::CheckedRecord<schema::TensorRecord>(bytes, schema::TensorRecordIdentifier(),
                                                          "TensorRecord");
   if (!checked) return Fail(std::move(checked).error().WithKey(fqn));
   const schema::TensorRecord* record = *checked;
-  TensorInfo info{.fqn = std::string(fqn),
-                  .dtype = static_cast<DType>(record->dtype()),
-                  .shape = ToVector(record->shape()),
-                  .nbytes = record->nbytes(),
-                  .chunk_count = record->chunk_count(),
-                  .alias_offset_bytes = record->alias_offset_bytes(),
-                  .alias_strides = ToVector(record->alias_strides()),
-                  .hidden = record->hidden()};
+  info.fqn = fqn;
+  info.dtype = static_cast<DType>(record->dtype());
+  Copy(record->shape(), info.shape);
+  info.nbytes = record->nbytes();
+  info.chunk_count = record->chunk_count();
+  info.alias_of.reset();
+  info.alias_offset_bytes = record->alias_offset_bytes();
+  Copy(record->alias_strides(), info.alias_strides);
+  info.hidden = record->hidden();
   if (!schema::FindDType(info.dtype)) {
     return Fail(
         Error{.code = ErrorCode::kUnimplemented,
@@ -125,13 +133,13 @@ Result<TensorInfo> DecodeTensor(std::string_view fqn, std::span<const std::byte>
     if (!info.alias_strides.empty()) {
       return Damaged(fqn, "TensorRecord is damaged: strides without the tensor that they refer to");
     }
-    return info;
+    return {};
   }
   info.alias_of = record->alias_of()->str();
   if (info.alias_strides.size() != info.shape.size() || info.chunk_count != 0) {
     return Damaged(fqn, "TensorRecord is damaged: an alias has chunks or too few strides");
   }
-  return info;
+  return {};
 }
 
 Result<DecodedChunk> DecodeChunk(std::string_view key, std::span<const std::byte> bytes) {
@@ -157,7 +165,8 @@ Result<void> DecodeChunk(std::string_view key, std::span<const std::byte> bytes,
 }
 
 Result<void> CheckChunk(const TensorInfo& tensor, const ChunkInfo& chunk) {
-  const auto length = TensorBytes(tensor.dtype, chunk.box.sizes);
+  const auto length = chunk.box.sizes == tensor.shape ? Result<uint64_t>(tensor.nbytes)
+                                                      : TensorBytes(tensor.dtype, chunk.box.sizes);
   if (!BoxFits(chunk.box, tensor.shape) || !length || *length != chunk.length_bytes()) {
     return Damaged(tensor.fqn,
                    fmt::format("chunk {} of sizes {} and {} bytes does not fit into {} of shape {}",

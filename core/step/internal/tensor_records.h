@@ -60,6 +60,9 @@ std::vector<std::byte> EncodeTensor(const TensorInfo& info);
 /// Decodes the TensorRecord of `fqn`. kDataLoss: it is damaged, or its sizes contradict each other.
 /// kUnimplemented: it has a newer version, or a dtype that this build does not know.
 Result<TensorInfo> DecodeTensor(std::string_view fqn, std::span<const std::byte> record);
+/// Decodes it to `info`, whose memory is reused.
+Result<void> DecodeTensor(std::string_view fqn, std::span<const std::byte> record,
+                          TensorInfo& info);
 
 /// A ChunkRecord with the FQN and the offsets of its key.
 struct DecodedChunk {

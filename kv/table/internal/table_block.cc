@@ -2,6 +2,7 @@
 
 #include <zstd.h>
 
+#include <cstring>
 #include <new>
 
 #include "kv/base/digest.h"
@@ -13,11 +14,16 @@ namespace {
 constexpr uint8_t kZstd = 7;
 // zstd compresses blocks of at most 128 KiB, of which each takes four bytes or more.
 constexpr uint64_t kMaxZstdBlockBytes = 128 << 10;
-// RocksDB's sequence number 0 and the type of a value.
-constexpr std::string_view kRecordKeyTail("\x01\0\0\0\0\0\0\0", 8);
+// RocksDB's sequence number 0 and the type of a value, after the key of a record.
+constexpr uint64_t kRecordKeyTail = 1;
 
 /// Removes a LEB128 number from the front. False: there is none.
-bool TakeVarint(std::span<const std::byte>& bytes, uint64_t& value) {
+inline bool TakeVarint(std::span<const std::byte>& bytes, uint64_t& value) {
+  if (!bytes.empty() && bytes.front() < std::byte{0x80}) {  // nearly always
+    value = std::to_integer<uint64_t>(bytes.front());
+    bytes = bytes.subspan(1);
+    return true;
+  }
   value = 0;
   for (unsigned shift = 0; shift < 64 && !bytes.empty(); shift += 7) {
     const auto byte = std::to_integer<uint64_t>(bytes.front());
@@ -78,7 +84,7 @@ std::expected<std::span<const std::byte>, const char*> DecodeBlock(
 
 void BlockCursor::Open(std::span<const std::byte> block) {
   Close();
-  key_.clear();
+  key_bytes_ = 0;
   const uint64_t restart_count =
       block.size() < sizeof(uint32_t)
           ? 0
@@ -104,12 +110,13 @@ bool BlockCursor::Next() {
   uint64_t further_bytes = 0;
   uint64_t value_bytes = 0;
   if (!TakeVarint(left_, shared_bytes) || !TakeVarint(left_, further_bytes) ||
-      (kind_ != Kind::kIndex && !TakeVarint(left_, value_bytes)) || shared_bytes > key_.size() ||
+      (kind_ != Kind::kIndex && !TakeVarint(left_, value_bytes)) || shared_bytes > key_bytes_ ||
       further_bytes > left_.size() || value_bytes > left_.size() - further_bytes) {
     return Damage();
   }
-  key_.resize(shared_bytes);
-  key_.append(reinterpret_cast<const char*>(left_.data()), further_bytes);
+  key_bytes_ = shared_bytes + further_bytes;
+  if (key_bytes_ > key_.size()) key_.resize(key_bytes_);
+  if (further_bytes > 0) std::memcpy(key_.data() + shared_bytes, left_.data(), further_bytes);
   left_ = left_.subspan(further_bytes);
   if (kind_ == Kind::kIndex) {
     const auto handle = TakeHandle(left_);
@@ -120,15 +127,18 @@ bool BlockCursor::Next() {
   value_ = left_.first(value_bytes);
   left_ = left_.subspan(value_bytes);
   if (kind_ == Kind::kOther) return true;
-  key_tail_bytes_ = kRecordKeyTail.size();
-  return key_.ends_with(kRecordKeyTail) || Damage();
+  key_tail_bytes_ = sizeof(kRecordKeyTail);
+  const auto key = std::as_bytes(std::span(key_)).first(key_bytes_);
+  return (key.size() >= key_tail_bytes_ &&
+          schema::GetLittleEndian<uint64_t>(key.last(key_tail_bytes_)) == kRecordKeyTail) ||
+         Damage();
 }
 
 bool BlockCursor::MoveToRestart(uint32_t restart) {
   const auto at = schema::GetLittleEndian<uint32_t>(restarts_, restart * sizeof(uint32_t));
   if (at >= entries_.size()) return Damage();
   left_ = entries_.subspan(at);
-  key_.clear();
+  key_bytes_ = 0;
   return true;
 }
 

@@ -8,8 +8,8 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <string>
 #include <string_view>
+#include <vector>
 
 namespace cairn::kv::internal {
 
@@ -64,9 +64,7 @@ class BlockCursor {
   bool is_damaged() const { return is_damaged_; }
 
   // Require that the last Next or Seek has returned true. Valid until the next one.
-  std::string_view key() const {
-    return std::string_view(key_).substr(0, key_.size() - key_tail_bytes_);
-  }
+  std::string_view key() const { return {key_.data(), key_bytes_ - key_tail_bytes_}; }
   std::span<const std::byte> value() const { return value_; }
   const BlockHandle& handle() const { return handle_; }
 
@@ -78,8 +76,9 @@ class BlockCursor {
   std::span<const std::byte> entries_;
   std::span<const std::byte> restarts_;  // u32 each
   std::span<const std::byte> left_;      // of the entries
-  std::string key_;
-  size_t key_tail_bytes_ = 0;
+  std::vector<char> key_;                // and unused memory
+  size_t key_bytes_ = 0;
+  size_t key_tail_bytes_ = 0;  // that are not part of the result
   std::span<const std::byte> value_;
   BlockHandle handle_;
   bool is_damaged_ = false;

@@ -177,7 +177,7 @@ Result<void> MergeIterator::Seek(std::string_view key) {
   return {};
 }
 
-Result<void> MergeIterator::Next() {
+Result<void> MergeIterator::NextOfSeveral() {
   // Skips the older records of this key. Each source moves behind the first, or out of the order.
   while (order_.size() > 1 && sources_[order_[1]]->key() == key()) CAIRN_TRY(Advance(1));
   return Advance(0);

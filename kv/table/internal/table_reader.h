@@ -133,7 +133,13 @@ class MergeIterator {
   /// Moves to the first record whose key is not less than `key`.
   Result<void> Seek(std::string_view key);
   /// Moves to the next record. Requires Valid().
-  Result<void> Next();
+  Result<void> Next() {
+    if (order_.size() > 1) return NextOfSeveral();
+    TableIterator& only = *sources_[order_.front()];
+    Result<void> moved = only.Next();
+    if (!only.Valid()) order_.clear();
+    return moved;
+  }
 
   /// Returns whether there is a record at this position.
   bool Valid() const { return !order_.empty(); }
@@ -142,6 +148,7 @@ class MergeIterator {
   std::span<const std::byte> value() const { return sources_[order_.front()]->value(); }
 
  private:
+  Result<void> NextOfSeveral();
   bool Precedes(size_t a, size_t b) const;
   void Insert(size_t source);
   Result<void> Advance(size_t position);
