@@ -10,6 +10,7 @@
 #include <array>
 #include <bit>
 #include <cstring>
+#include <utility>
 
 #include "kv/base/digest.h"
 #include "kv/base/div.h"
@@ -162,9 +163,9 @@ uint32_t FooterEntryBytes(const TableRecord& record) {
          VectorBytes(record.value.size());
 }
 
-/// `target` is zeros.
 void PutVector(std::span<const std::byte> bytes, std::byte* target) {
   const auto length_bytes = static_cast<uint32_t>(bytes.size());
+  std::memset(target + VectorBytes(length_bytes) - sizeof(uint32_t), 0, sizeof(uint32_t));
   std::memcpy(target, &length_bytes, sizeof(length_bytes));
   if (!bytes.empty()) std::memcpy(target + sizeof(length_bytes), bytes.data(), bytes.size());
 }
@@ -192,28 +193,31 @@ Result<void> EncodeSegmentFooter(const SegmentHeader& header, const std::string&
   schema::FinishSegmentFooterBuffer(builder, root);
   CAIRN_TRY(put(std::as_bytes(std::span(builder.GetBufferPointer(), builder.GetSize()))));
 
-  const auto vtable = std::as_bytes(std::span(kFooterVtable));
-  std::vector<std::byte> piece(vtable.begin(), vtable.end());
+  CAIRN_TRY(put(std::as_bytes(std::span(kFooterVtable))));
+  std::vector<std::byte> piece(kFooterPieceBytes);
+  size_t used_bytes = 0;
   position = sizeof(kFooterVtable);
   CAIRN_TRY(records.ForEach([&](const uint64_t* words) -> Result<void> {
     const TableRecord record = RecordAt(words);
+    const uint32_t entry_bytes = FooterEntryBytes(record);
+    if (piece.size() - used_bytes < entry_bytes) {
+      CAIRN_TRY(put(std::span(piece).first(std::exchange(used_bytes, 0))));
+      piece.resize(std::max<size_t>(piece.size(), entry_bytes));
+    }
     const std::string_view key = record.key.substr(1);
     const uint32_t key_bytes = VectorBytes(key.size());
     const FooterTable table = {position, sizeof(FooterTable) - 4,
                                static_cast<uint32_t>(sizeof(FooterTable)) - 8 + key_bytes,
                                static_cast<uint8_t>(record.column())};
-    const size_t at = piece.size();
-    piece.resize(at + FooterEntryBytes(record));
-    std::memcpy(&piece[at], table.data(), sizeof(table));
-    PutVector(std::as_bytes(std::span(key)), &piece[at + sizeof(table)]);
-    PutVector(record.value, &piece[at + sizeof(table) + key_bytes]);
-    position += static_cast<uint32_t>(piece.size() - at);
-    if (piece.size() < kFooterPieceBytes) return {};
-    CAIRN_TRY(put(piece));
-    piece.clear();
+    std::byte* const target = &piece[used_bytes];
+    std::memcpy(target, table.data(), sizeof(table));
+    PutVector(std::as_bytes(std::span(key)), target + sizeof(table));
+    PutVector(record.value, target + sizeof(table) + key_bytes);
+    position += entry_bytes;
+    used_bytes += entry_bytes;
     return {};
   }));
-  return put(piece);
+  return put(std::span(piece).first(used_bytes));
 }
 
 Result<std::vector<FooterEntry>> DecodeSegmentFooter(std::span<const std::byte> bytes,
