@@ -134,7 +134,9 @@ rocksdb::Options TableOptions(rocksdb::Env& environment) {
   // A third smaller than LZ4: an incremental save writes mostly records, and a load of a hundredth
   // of the keys reads most blocks of records.
   options.compression = rocksdb::kZSTD;
-  options.compression_opts.level = 1;
+  // Level 1 is 6 % smaller, and takes one and a half times as long, because it compresses what
+  // remains after the matches, which are mostly digests.
+  options.compression_opts.level = -1;
   rocksdb::BlockBasedTableOptions table;
   table.checksum = rocksdb::kXXH3;
   table.format_version = 5;
