@@ -4,8 +4,8 @@
     .venv/bin/python bench/regression.py --only digest open
     .venv/bin/python bench/regression.py --update    the current counts become the baselines
 
-Unlike times, instruction counts are the same on a busy and on an idle machine, so an increase by 3 %
-can be distinguished from noise. They do not measure waiting: use compare.py for disks.
+Unlike times, instruction counts are the same on a busy and on an idle machine, so an increase by
+3 % can be distinguished from noise. They do not measure waiting: use compare.py for disks.
 
 Exit status: 0 no regression, 1 a case exceeds its baseline by 3 %, 2 nothing could be counted.
 """

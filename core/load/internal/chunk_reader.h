@@ -55,8 +55,8 @@ class ChunkReader {
   Result<void> Add(const std::string& fqn, ChunkInfo chunk, StridedRegion region);
 
   /// Adds all of the chunk's payload, which is contiguous in `target`. Waits, and fails, as Add
-  /// does. `fqn` must outlive the reader. Needs no memory but a part if the chunk has one extent, as
-  /// small tensors have, and no deltas.
+  /// does. `fqn` must outlive the reader. Needs no memory but a part if the chunk has one extent,
+  /// as small tensors have, and no deltas.
   Result<void> AddWhole(const std::string& fqn, const ChunkInfo& chunk, std::byte* target);
 
   /// Adds the pages of the chunk for which `wanted` is true. `target` is the target of the chunk's

@@ -62,8 +62,8 @@ struct DeltaMemory {
 };
 
 /// Reads and parses the deltas of several chunks, in one batch of reads, to `memory` or, if it is
-/// null, to new memory. Returns the bytes that were read. kDataLoss: a delta is damaged; names key, file and offset. kUnimplemented: one has a
-/// newer version. Otherwise the error of a read.
+/// null, to new memory. Returns the bytes that were read. kDataLoss: a delta is damaged; names key,
+/// file and offset. kUnimplemented: one has a newer version. Otherwise the error of a read.
 Result<uint64_t> ReadDeltas(const StepView& view, std::span<const DeltaRead> reads,
                             DeltaMemory* memory = nullptr);
 
