@@ -33,7 +33,7 @@ Pack() {
   local -A programs=([cuda_layer_test]=cuda_layer_gpu_test [nccl_test]=nccl_gpu_test
     [cuda_small_budget_test]=cuda_small_budget_gpu_test [kv-bench]=kv-bench
     [fake_s3_server]=fake_s3_server)
-  local options=(-DSKBUILD_SABI_VERSION=3.11 -DCMAKE_CUDA_ARCHITECTURES=90-real)
+  local options=(-DSKBUILD_SABI_VERSION=3.10 -DCMAKE_CUDA_ARCHITECTURES=90-real)
   if [[ $simulated ]]; then
     build=build package=cairn_python_simulated folder=build/python-simulated options=()
     programs+=([cuda_layer_test]=cuda_layer_test [nccl_test]=nccl_communicator_test

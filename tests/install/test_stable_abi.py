@@ -15,7 +15,7 @@ def test_every_source_compiles_for_the_stable_abi():
     unit.write_text("".join(f'#include "{path}"\n' for path in sources))
     includes = [ROOT, ROOT / "build/schema/generated", nanobind.include_dir()]
     includes.append(sysconfig.get_path("include"))
-    words = ["ccache", "g++", "-std=c++23", "-O0", "-c", "-w", "-DPy_LIMITED_API=0x030b0000"]
+    words = ["ccache", "g++", "-std=c++23", "-O0", "-c", "-w", "-DPy_LIMITED_API=0x030a0000"]
     words.append('-DCAIRN_VERSION="0"')
     words += ["-DNB_BACKEND_MODULE=nanobind_backend", "-DNB_BACKEND_PYPI=nanobind-backend"]
     words += [f"-I{path}" for path in includes]

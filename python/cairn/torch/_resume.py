@@ -229,7 +229,10 @@ class Resume:
         except NotFound as error:
             if self._may_be_base(place[0], number):
                 note = _NOTE.format(number=number, place=self._options.takes_base)
-                error.add_note(note)
+                if hasattr(error, "add_note"):
+                    error.add_note(note)
+                else:  # Python 3.10
+                    error.args = (f"{error}\n{note}",)
             raise
         if parts:
             self._ranks.run_together(lambda: [part.load(own) for part, own in found])
