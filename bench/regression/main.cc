@@ -270,8 +270,13 @@ int Run(const std::filesystem::path& directory, const std::vector<std::string_vi
 #endif
   // The counts depend on these versions besides our code. Valgrind presents the same processor to
   // the program on every machine with AVX2.
+#ifdef __x86_64__
+  const bool has_avx2 = __builtin_cpu_supports("avx2");
+#else
+  const bool has_avx2 = false;
+#endif
   std::printf("toolchain g++ %d, RocksDB %d.%d, %s\n", __GNUC__, ROCKSDB_MAJOR, ROCKSDB_MINOR,
-              __builtin_cpu_supports("avx2") ? "AVX2" : "no AVX2");
+              has_avx2 ? "AVX2" : "no AVX2");
   for (const Case& one : kCases) {
     if (!names.empty() && std::ranges::find(names, one.name) == names.end()) continue;
     const auto case_directory = directory / one.name;

@@ -183,7 +183,8 @@ bool IsCached(const SegmentFile& file, uint64_t begin_bytes, uint64_t end_bytes)
   } found{};
   constexpr long kCachestat = 451;
   if (::syscall(kCachestat, file.buffered.fd(), &range, &found, 0) != 0) return false;
-  return found.cached * 4096 >= end_bytes - begin_bytes;
+  static const auto page_bytes = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
+  return found.cached >= DivCeil(end_bytes, page_bytes) - begin_bytes / page_bytes;
 }
 
 /// The state that the workers of one call of ReadRanges share. All members outlive the workers.
