@@ -45,6 +45,17 @@ cuda=$cache/$arch-cuda-$(Key tools/wheel/{cuda_toolkit.sh,requirements-cuda*.txt
 export CAIRN_WHEEL_ARCH=$arch CAIRN_LINK_STUBS=$stubs
 libraries=$(tools/wheel/dependencies.sh "$cache")
 
+if [[ $arch != x86_64 ]]; then
+  # Of a module that cannot run here: the stub is that of x86_64, and so are Python's headers, of which
+  # the stable ABI uses nothing that differs.
+  native=("$dist"/cairn_ckpt-*x86_64.whl)
+  [[ -f ${native[0]} ]] || tools/build-wheel.sh "$dist"
+  mkdir -p "build-wheel/include/$arch-linux-gnu"
+  ln -s /usr/include/x86_64-linux-gnu/python3.11 "build-wheel/include/$arch-linux-gnu/"
+  Logged python3 -m zipfile -e "$dist"/cairn_ckpt-*x86_64.whl build-wheel/native
+  export CAIRN_MODULE_STUB=$PWD/build-wheel/native/cairn/_cairn.pyi
+  export CXXFLAGS="-isystem $PWD/build-wheel/include"
+fi
 export CMAKE_CXX_COMPILER_LAUNCHER=ccache CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1
 export CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
 export CMAKE_TOOLCHAIN_FILE=$PWD/tools/wheel/toolchain.cmake CMAKE_PREFIX_PATH=${libraries//;/:}

@@ -16,7 +16,7 @@ def newest_wheel() -> Path | None:
         return Path(named).resolve()
     sources = [*ROOT.glob("python/cairn/**/*.py"), *ROOT.glob("build/python/cairn/_cairn.*.so")]
     changed = max(path.stat().st_mtime for path in sources)
-    wheels = {path.stat().st_mtime: path for path in ROOT.glob("dist/cairn_ckpt-*.whl")}
+    wheels = {path.stat().st_mtime: path for path in ROOT.glob("dist/cairn_ckpt-*x86_64.whl")}
     return wheels[max(wheels)] if max(wheels, default=0) > changed else None
 
 
