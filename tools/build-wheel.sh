@@ -61,7 +61,7 @@ export CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file
 export CMAKE_TOOLCHAIN_FILE=$PWD/tools/wheel/toolchain.cmake CMAKE_PREFIX_PATH=${libraries//;/:}
 export _PYTHON_HOST_PLATFORM=linux-$arch CUDAToolkit_ROOT=$cuda CUDACXX=$cuda/bin/nvcc CUDAHOSTCXX=$arch-linux-gnu-g++
 Logged pip wheel --verbose --no-deps --no-build-isolation --wheel-dir build-wheel/raw .
-Logged grep 'building the CUDA layer' "$log"
+Logged grep -q 'building the CUDA layer' "$log"
 Logged tools/wheel/check_symbols.sh build-wheel/raw/cairn_ckpt-*.whl
 # Renames the wheel; refuses symbols of a newer glibc, and libraries that old systems do not have.
 rm -f "$dist"/cairn_ckpt-*"$arch".whl
