@@ -13,7 +13,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 arch=x86_64
 if [[ ${1:-} == --arch ]]; then arch=$2 && shift 2; fi
 dist=${1:-dist}
-case $arch in x86_64 | aarch64) ;; *) echo "build-wheel: unknown architecture $arch" >&2 && exit 2 ;; esac
+[[ $arch == x86_64 || $arch == aarch64 ]] ||
+  { echo "build-wheel: unknown architecture $arch" >&2; exit 2; }
 tools/setup.sh "--wheel=$arch"
 cache=$PWD/.cache/wheel
 rm -rf build-wheel

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Refuses a wheel with files that need what the loader may not find, which a linker accepts in modules:
-# symbols without a version, and libraries that are not a part of every Linux with glibc.
+# Refuses a wheel with files that need what the loader may not find, which a linker accepts in
+# modules: symbols without a version, and libraries that are not a part of every Linux with glibc.
 #
 #   tools/wheel/check_symbols.sh WHEEL
 set -euo pipefail
@@ -15,7 +15,8 @@ while IFS= read -r -d '' file; do
   checked=$((checked + 1))
   # Python itself provides its interface. Weak symbols may be absent.
   found=$(nm -D --undefined-only "$file" | awk '$1 == "U" && $2 !~ /@|^_?Py/ { print $2 }'
-    readelf -d "$file" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' | { grep -Ev "^($system)$" || true; })
+    readelf -d "$file" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' |
+      { grep -Ev "^($system)$" || true; })
   if [[ $found ]]; then
     printf "error: ${file#"$work/"} needs %s\n" $found >&2
     bad=1

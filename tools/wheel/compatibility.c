@@ -28,10 +28,10 @@ HIDDEN uint32_t arc4random(void) {
 }
 
 // glibc 2.30; std::condition_variable::wait_for uses it. Without it, a wait of the steady clock
-// becomes one of the system's clock, which may be set: therefore it ends after at most a second, and
-// the caller, which compares the clock itself, waits again.
-HIDDEN int pthread_cond_clockwait(pthread_cond_t* condition, pthread_mutex_t* mutex, clockid_t clock,
-                                  const struct timespec* until) {
+// becomes one of the system's clock, which may be set: therefore it ends after at most a second,
+// and the caller, which compares the clock itself, waits again.
+HIDDEN int pthread_cond_clockwait(pthread_cond_t* condition, pthread_mutex_t* mutex,
+                                  clockid_t clock, const struct timespec* until) {
   typedef int (*ClockWait)(pthread_cond_t*, pthread_mutex_t*, clockid_t, const struct timespec*);
   static ClockWait found;
   static int searched;

@@ -2,7 +2,7 @@
 # Builds the libraries of sources.txt as static archives, and prints where they are, as a value of
 # CMAKE_PREFIX_PATH:
 #
-#   tools/wheel/dependencies.sh CACHE     needs CAIRN_WHEEL_ARCH and CAIRN_LINK_STUBS (toolchain.cmake)
+#   tools/wheel/dependencies.sh CACHE     needs the variables that toolchain.cmake reads
 #
 # Debian's own archives cannot be a part of a Python module: they are not position-independent. Each
 # library is built once and kept in CACHE, under a name that depends on its source, its function
@@ -74,9 +74,9 @@ Headers() { mkdir -p "$prefix/include" && cp -r "$@" "$prefix/include"; }
 
 Build_rocksdb() {  # with Debian's options, less the libraries that Cairn does not need
   CMake . -DROCKSDB_BUILD_SHARED=OFF -DUSE_RTTI=ON -DPORTABLE=ON -DFAIL_ON_WARNINGS=OFF \
-    -DWITH_ZSTD=ON -DWITH_GFLAGS=OFF -DWITH_LIBURING=OFF -DWITH_TESTS=OFF -DWITH_TOOLS=OFF -DWITH_CORE_TOOLS=OFF \
-    -DWITH_BENCHMARK_TOOLS=OFF -DWITH_TRACE_TOOLS=OFF -DHAS_ARMV8_CRC=OFF -DCMAKE_UNITY_BUILD=ON \
-    -DCMAKE_UNITY_BUILD_BATCH_SIZE=12
+    -DWITH_ZSTD=ON -DWITH_GFLAGS=OFF -DWITH_LIBURING=OFF -DWITH_TESTS=OFF -DWITH_TOOLS=OFF \
+    -DWITH_CORE_TOOLS=OFF -DWITH_BENCHMARK_TOOLS=OFF -DWITH_TRACE_TOOLS=OFF \
+    -DHAS_ARMV8_CRC=OFF -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=12
 }
 Build_zstd() {
   CMake build/cmake -DZSTD_BUILD_PROGRAMS=OFF -DZSTD_BUILD_SHARED=OFF -DZSTD_LEGACY_SUPPORT=OFF
