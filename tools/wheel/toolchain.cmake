@@ -7,7 +7,8 @@ set(stubs $ENV{CAIRN_LINK_STUBS})
 if(NOT arch STREQUAL CMAKE_HOST_SYSTEM_PROCESSOR)
   set(CMAKE_SYSTEM_NAME Linux)
   set(CMAKE_SYSTEM_PROCESSOR ${arch})
-  set(CMAKE_FIND_ROOT_PATH /)  # the libraries are those of CMAKE_PREFIX_PATH
+  set(CMAKE_LIBRARY_PATH ${stubs})  # librt, for the runtime of CUDA
+  set(Python_INCLUDE_DIR /usr/include/python3.11)  # tools/build-wheel.sh states why
 endif()
 set(CMAKE_C_COMPILER ${arch}-linux-gnu-gcc)
 set(CMAKE_CXX_COMPILER ${arch}-linux-gnu-g++)
