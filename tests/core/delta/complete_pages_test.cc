@@ -26,12 +26,6 @@ using ::testing::ElementsAre;
 using ::testing::Lt;
 using testing::SeededRandom;
 
-Bytes RandomBytes(SeededRandom& random, size_t count) {
-  Bytes bytes(count);
-  random.Fill(bytes);
-  return bytes;
-}
-
 std::vector<uint64_t> DigestsOf(const Bytes& chunk) {
   std::vector<uint64_t> digests;
   kv::AppendPageDigests(chunk, digests);

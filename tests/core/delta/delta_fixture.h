@@ -19,6 +19,12 @@ using Bytes = std::vector<std::byte>;
 
 inline constexpr uint64_t kNoLimit = UINT64_MAX;
 
+inline Bytes RandomBytes(testing::SeededRandom& random, size_t count) {
+  Bytes bytes(count);
+  random.Fill(bytes);
+  return bytes;
+}
+
 template <typename T>
 Bytes ToBytes(const std::vector<T>& elements) {
   const auto bytes = std::as_bytes(std::span(elements));

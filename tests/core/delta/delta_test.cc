@@ -23,12 +23,6 @@ using testing::IsError;
 using ::testing::Lt;
 using testing::SeededRandom;
 
-Bytes RandomBytes(SeededRandom& random, size_t count) {
-  Bytes bytes(count);
-  random.Fill(bytes);
-  return bytes;
-}
-
 void ExpectRoundTrip(uint32_t element_bytes, const Bytes& base, const Bytes& chunk) {
   const Bytes delta = Encode(element_bytes, base, chunk);
   EXPECT_LE(delta.size(), chunk.size() + chunk.size() / 100 + 512);
