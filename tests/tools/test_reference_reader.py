@@ -280,6 +280,7 @@ def test_command_line(features, capsys):
     assert run(features, "--verify") == {"steps": len(steps), "errors": []}
     assert text(f"{features}@77") == "cairn_reader: there is no step '77'\n"
     assert "s3://bucket/store: this reader" in text("s3://bucket/store@4")
+    assert text(f"{features}@2", "--key", "values.9") == f"{hex(2**20_000)}\n"
     assert text(features, "--verify").endswith(f"{len(steps)} steps, 0 errors\n")
     _, first, second, *_ = text(features).splitlines()
     assert first.split()[0] == "1" and second.endswith("containers  a note")

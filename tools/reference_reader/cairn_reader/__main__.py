@@ -48,13 +48,13 @@ def list_keys(step):
             for key, kind in step.keys().items()]  # fmt: skip
 
 
-def print_table(rows):
-    """Columns of text; those of numbers are on the right."""
+def table(rows):
+    """Lines of columns; those of numbers are on the right."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     for row in rows:
         cells = [cell.rjust(width) if all(r[i].isdecimal() for r in rows[1:]) else cell.ljust(width)
                  for i, (cell, width) in enumerate(zip(row, widths))]  # fmt: skip
-        print(printable("  ".join(cells).rstrip()))
+        yield "  ".join(cells).rstrip()
 
 
 def printable(text):
@@ -62,7 +62,7 @@ def printable(text):
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def print_steps(steps):
+def table_of_steps(steps):
     rows = [("STEP", "SAVED (UTC)", "TENSORS", "VALUES", "BYTES", "TAGS", "NOTE")]
     for step in steps:
         saved = time.gmtime(step["created_unix_ns"] // 10**9)
@@ -71,16 +71,16 @@ def print_steps(steps):
             str(step["step"]), time.strftime("%Y-%m-%d %H:%M:%S", saved), *map(str, numbers),
             ", ".join(step["tags"]), step["note"] or "",
         ))  # fmt: skip
-    print_table(rows)
+    return table(rows)
 
 
-def print_keys(keys):
+def table_of_keys(keys):
     rows = [("KEY", "TYPE", "SHAPE OR VALUE")]
     for key in keys:
         value = str(key["shape"]) if "shape" in key else key["value"]
         value = value if len(value) <= 60 else value[:57] + "..."
         rows.append((key["key"], key.get("dtype_name") or key["type"], value))
-    print_table(rows)
+    return table(rows)
 
 
 def run(options):
@@ -90,38 +90,31 @@ def run(options):
         directory, name = options.store, ""
     if "://" in directory:
         raise FormatError(f"{directory}: this reader reads directories; copy the store first, "
-                          f"for example with kv-admin copy")
+                          f"for example with kv-admin pull")
     store = Store(directory)
     if options.verify:
         found = {"steps": len(store.entries), "errors": [str(error) for error in store.verify()]}
-        def print_text():
-            print(*map(printable, found["errors"]), sep="\n", end="\n" if found["errors"] else "")
-            print(f"{found['steps']} steps, {len(found['errors'])} errors")
+        lines = [*found["errors"], f"{found['steps']} steps, {len(found['errors'])} errors"]
     elif options.safetensors:
         step = store.step(name or "latest")
         left_out, bytes_written = write(step, options.safetensors, options.prefix)
         found = {"step": step.summary.step, "bytes": bytes_written, "left_out": left_out}
-        def print_text():
-            print(f"step {step.summary.step}: {bytes_written:,} bytes in {options.safetensors}")
-            if left_out:
-                print(f"{left_out} values are left out: the format has only tensors")
+        lines = [f"step {step.summary.step}: {bytes_written:,} bytes in {options.safetensors}"]
+        lines += [f"{left_out} values are left out: the format has only tensors"] * bool(left_out)
     elif options.key is not None:
         value = store.step(name or "latest").read(options.key, options.slice)
         found = show(value)
-        def print_text():
-            print(printable(value) if isinstance(value, str) else value)
+        is_array = isinstance(value, (numpy.ndarray, numpy.generic))
+        lines = str(value).split("\n") if is_array else [found["value"]]
     elif name:
         found = list_keys(store.step(name))
-        def print_text():
-            print_keys(found)
+        lines = table_of_keys(found)
     else:
         found = list_steps(store)
-        def print_text():
-            print_steps(found)
+        lines = table_of_steps(found)
     if options.json:
-        print(json.dumps(found, indent=1, default=lambda x: getattr(x, "hex", x.__str__)()))
-    else:
-        print_text()
+        lines = [json.dumps(found, indent=1, default=lambda x: getattr(x, "hex", x.__str__)())]
+    print(*(lines if options.json else map(printable, lines)), sep="\n")
     return 1 if isinstance(found, dict) and found.get("errors") else 0
 
 
