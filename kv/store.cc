@@ -335,9 +335,8 @@ Result<std::unique_ptr<StepWriter>> Store::Begin(uint64_t step, const BeginOptio
   // In a multi-rank store, only rank 0 can remove objects, and the other ranks do not wait for it.
   if (options.world_size > 1 && state_->writable && state_->storage->local_files() != nullptr) {
     const MutexLock write_lock(state_->write_mutex);
-    internal::RemoveWaiting(*state_, /*all=*/false, internal::kShortRemoval);
+    internal::RemoveDue(*state_, internal::kShortRemoval);
   }
-  if (state_->has_failed_with_ranks.exchange(false)) internal::ReclaimAfterFailure(*state_);
   const std::string attempt = options.attempt.empty() ? NextAttempt(step) : options.attempt;
   return std::make_unique<StepWriter>(
       std::make_unique<internal::StepAttempt>(state_, step, options, attempt, std::move(from)));
@@ -460,7 +459,7 @@ Result<void> Store::Close() {
     internal::ForgetAttempt(*state.storage, attempt, /*keeps_failure=*/true);
   }
   if (state.lease != nullptr) {
-    internal::RemoveWaiting(state, /*all=*/false, internal::kShortRemoval);
+    internal::RemoveDue(state, internal::kShortRemoval);
   }
   // The lease remains if it cannot be removed, so that a repeated close tries again.
   if (state.lease != nullptr) {

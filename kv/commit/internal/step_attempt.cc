@@ -78,9 +78,6 @@ StepAttempt::~StepAttempt() {
     segments.Abandon();
     if (!finished && !store->outcome_unknown) {
       RemoveOwnObjects();
-      if (store->writable && !has_ranks()) ReclaimAfterFailure(*store);
-      // The disk may be full of what other ranks have not removed yet.
-      if (store->writable && has_ranks()) store->has_failed_with_ranks = true;
     }
   });
   CleanUp([&] {

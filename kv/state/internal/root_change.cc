@@ -3,7 +3,6 @@
 #include "kv/state/internal/root_change.h"
 
 #include <fmt/format.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -32,8 +31,6 @@ namespace cairn::kv::internal {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-constexpr uint64_t kFullFraction = 50;  // full if less than 1/50 of the file system is free
 
 /// Objects that steps use.
 struct Reached {
@@ -463,18 +460,18 @@ uint64_t WaitingBytes(StoreState& state) {
   return space.freed_bytes + space.waiting_bytes;
 }
 
-bool RemoveWaiting(StoreState& state, bool all, std::chrono::seconds limit) {
+void RemoveDue(StoreState& state, std::chrono::seconds limit) {
   const auto current = CurrentRoot(state);
   const int64_t limit_ns = GraceLimitNs(state, NowUnixNs());
   // If another writer has taken over the store, its steps may use announced objects.
   const auto is_due = [&](const RemovedObject& object) {
-    return !IsAnnounced(object, current->root) && (all || object.since_unix_ns <= limit_ns);
+    return !IsAnnounced(object, current->root) && object.since_unix_ns <= limit_ns;
   };
   std::vector<RemovedObject> due;
   std::ranges::copy_if(current->root.removed, std::back_inserter(due), is_due);
   // Also if another writer has followed: a rebuild may have recovered steps that use them.
-  if (due.empty() || !CheckCanCommit(state) || !CheckStillWriter(state)) return false;
-  if (!IsStillThere(*state.storage, current->root).value_or(false)) return false;
+  if (due.empty() || !CheckCanCommit(state) || !CheckStillWriter(state)) return;
+  if (!IsStillThere(*state.storage, current->root).value_or(false)) return;
   RemoveObjects(state, due, Clock::now() + limit);
   ++state.removal_count;
   // The next root does not name them. Until then, the list may name objects that do not exist.
@@ -482,7 +479,6 @@ bool RemoveWaiting(StoreState& state, bool all, std::chrono::seconds limit) {
   std::erase_if(rest.root.removed, is_due);
   const MutexLock lock(state.mutex);
   state.root = std::make_shared<const CommittedRoot>(std::move(rest));
-  return true;
 }
 
 std::optional<std::string> FreeSpaceForSave(StoreState& state, uint64_t& seen) {
@@ -493,7 +489,7 @@ std::optional<std::string> FreeSpaceForSave(StoreState& state, uint64_t& seen) {
 std::optional<std::string> FreeSpaceForCommit(StoreState& state, uint64_t& seen) {
   if (state.outcome_unknown) return "";  // no commit can be repeated
   if (state.writable) {
-    RemoveWaiting(state);
+    RemoveDue(state);
     const uint64_t count = state.removal_count;
     if (std::exchange(seen, count) != count) return std::nullopt;
   }
@@ -510,20 +506,9 @@ std::optional<std::string> FreeSpaceForCommit(StoreState& state, uint64_t& seen)
       std::max<int64_t>(0, std::chrono::ceil<std::chrono::seconds>(left).count()));
 }
 
-void ReclaimAfterFailure(StoreState& state) {
-  LocalFiles* const files = state.storage->local_files();
-  if (files == nullptr) return;
-  const auto directory = files->PlaceOf("");
-  struct statvfs status;
-  if (!directory || ::fstatvfs(directory->directory, &status) != 0) return;
-  if (status.f_bavail > status.f_blocks / kFullFraction) return;
-  const MutexLock write_lock(state.write_mutex);
-  RemoveWaiting(state, /*all=*/true);
-}
-
 void Sweep(StoreState& state, std::chrono::seconds limit) {
   const Clock::time_point deadline = Clock::now() + limit;
-  RemoveWaiting(state, /*all=*/false, limit);
+  RemoveDue(state, limit);
   const auto root = CurrentRoot(state);
   Reached reached;
   const auto entries = root->steps.All();

@@ -128,11 +128,10 @@ inline constexpr std::chrono::minutes kLongestRemoval{10};
 /// For how long a close, or the begin of a save, does. The next change or open continues.
 inline constexpr std::chrono::seconds kShortRemoval{5};
 
-/// Removes the objects whose grace period has passed, or, with `all`, each that waits, unless
-/// another writer has followed. Keeps announced objects. Returns whether there were any. Errors are
-/// ignored. Begins no further request after `limit`. Requires write_mutex.
-bool RemoveWaiting(StoreState& state, bool all = false,
-                   std::chrono::seconds limit = kLongestRemoval);
+/// Removes the objects whose grace period has passed, unless another writer has followed. Keeps
+/// announced objects. Errors are ignored. Begins no further request after `limit`. Requires
+/// write_mutex.
+void RemoveDue(StoreState& state, std::chrono::seconds limit = kLongestRemoval);
 
 /// For a write for which the file system has no space (FreeSpace): removes the objects whose grace
 /// period has passed, and returns nothing if any were removed since the `seen` removals, also by
@@ -141,10 +140,6 @@ bool RemoveWaiting(StoreState& state, bool all = false,
 /// write is a part is begun again; FreeSpaceForSave locks it.
 std::optional<std::string> FreeSpaceForCommit(StoreState& state, uint64_t& seen);
 std::optional<std::string> FreeSpaceForSave(StoreState& state, uint64_t& seen);
-
-/// If the file system of the store is nearly full, removes the objects that wait: a save that fails
-/// for lack of space succeeds when it is repeated. Errors are ignored.
-void ReclaimAfterFailure(StoreState& state);
 
 /// Removes what crashed attempts and writers have left, and the objects whose grace period has
 /// passed. For the open for writing, after it has committed its epoch. Errors are ignored. Begins

@@ -68,12 +68,9 @@ struct StoreState {
   Mutex write_mutex;  // held during a commit; locked before `mutex`
   /// The oldest root that this writer has not removed; 0 if that is unknown.
   std::atomic<uint64_t> oldest_root = 0;
-  /// How many times RemoveWaiting has removed objects.
+  /// How many times RemoveDue has removed objects.
   std::atomic<uint64_t> removal_count = 0;
   std::atomic<bool> step_writer_alive = false;
-  /// The last attempt with other ranks has failed. The next one begins after all have removed what
-  /// they had written, and then does what ReclaimAfterFailure does.
-  std::atomic<bool> has_failed_with_ranks = false;
   std::atomic<bool> compacting = false;
   /// A save or a compaction of this session has begun, so segments of `epoch` have other writers
   /// than copies.
