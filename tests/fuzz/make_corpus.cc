@@ -4,8 +4,8 @@
 //
 //   cairn_make_fuzz_corpus DIR STORE...     creates DIR/<fuzzer>/<name>
 //
-// An input begins with the byte that selects the decoder (fuzz_support.h). After a change of a
-// format, tests/golden/regenerate.sh runs it again; the names of unchanged inputs are the same.
+// An input begins with the byte that selects the decoder (fuzz_support.h). The names of unchanged
+// inputs are the same when it runs again, for example with a further golden store.
 // `tools/fuzz.sh --merge` adds what the fuzzers find.
 
 #include <fmt/format.h>

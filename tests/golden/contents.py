@@ -1,7 +1,9 @@
 """What golden stores contain, as JSON: of a state that was saved, and as both readers find it."""
 
 import hashlib
+import pickle
 
+import cairn_reader
 import numpy
 import torch
 
@@ -36,6 +38,7 @@ def described(leaf, dtype=None):
     if isinstance(leaf, (numpy.ndarray, numpy.generic)):
         data = leaf.tobytes()
         return [dtype or leaf.dtype.name, list(leaf.shape), hashlib.sha256(data).hexdigest()[:32]]
+    leaf = pickle.loads(leaf) if isinstance(leaf, cairn_reader.Pickle) else leaf
     text = hex(leaf) if type(leaf) is int else repr(leaf)
     digest = hashlib.sha256(text.encode()).hexdigest()[:32]
     return text if len(text) <= 100 else [type(leaf).__name__, len(text), digest]
@@ -44,13 +47,19 @@ def described(leaf, dtype=None):
 def found_by_cairn(store, step):
     """What Cairn reads of a step."""
     info = store.step_info(step)
-    leaves = store.read(step=step, flat=True)
+    leaves = store.read(step=step, flat=True, allow_pickle=True)
     return {
-        "state": skeleton(store.read(step=step)),
+        "state": skeleton(store.read(step=step, allow_pickle=True)),
         "leaves": {name: described(leaf) for name, leaf in leaves.items()},
         "records": {name: store.record(step, name).hex() for name in store.records(step)},
         "metrics": dict(info.metrics),
         "note": info.note,
+        "run": info.run or "",
+        "parent": [info.parent.step, info.parent.attempt] if info.parent else [],
+        "statistics": {
+            name: [found.zeros, found.nans, found.infs, repr(found.min), repr(found.max)]
+            for name, found in store.statistics(step).items()
+        },
         "tags": sorted(tag for tag, tagged in store.tags().items() if tagged == step),
     }
 
@@ -72,5 +81,21 @@ def found_by_reader(store, step):
         "records": {name: data.hex() for name, data in opened.applications().items()},
         "metrics": {name: float(numpy.uint64(x).view("<f8")) for name, x in bits.items()},
         "note": summary.note or "",
+        "run": bytes(summary.run or b"").hex(),
+        "parent": [summary.parent.step, summary.parent.attempt] if summary.parent else [],
+        "statistics": dict(statistics_of(opened)),
         "tags": sorted(tag for tag, tagged in store.tags.items() if tagged == step),
     }
+
+
+def statistics_of(opened):
+    """Those of the tensors of which each chunk has statistics, without the mean."""
+    for name, kind in opened.keys().items():
+        record = None if kind == 9 else opened.tensor_record(name)
+        if record is None or record.alias_of:
+            continue
+        chunks = [chunk.statistics for _, chunk in opened.chunks(record)]
+        if chunks and all(chunks):
+            counts = [sum(getattr(one, x) for one in chunks) for x in ("zeros", "nans", "infs")]
+            ends = (min(one.min for one in chunks), max(one.max for one in chunks))
+            yield name, [*counts, *map(repr, ends)]

@@ -1,8 +1,7 @@
-// Creates three golden stores of this build's format version; make_golden.py creates the others.
+// Creates those of four golden stores that do not exist yet; make_golden.py creates the others.
 // make_golden DIR creates DIR-ranks with steps that three ranks wrote, DIR-chunks with boxes of no
-// grid and pages of other sizes, and DIR-example, which docs/format/ shows, with the names of its
-// objects in the order of their creation in DIR-example.names. Once a format version is released,
-// its stores are never created again.
+// grid and pages of other sizes, DIR-bcomplex32 with a dtype that torch has from 2.14 on, and
+// DIR-example, which docs/format/ shows.
 
 #include <fmt/format.h>
 
@@ -10,9 +9,10 @@
 #include <array>
 #include <chrono>
 #include <cstdio>
-#include <fstream>
+#include <filesystem>
 #include <memory>
 #include <numeric>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -92,30 +92,20 @@ Result<void> MakeGoldenChunks(const std::string& directory) {
   return store->Close();
 }
 
-/// Names the objects of a store in the order of their creation.
-class CreationOrder {
- public:
-  explicit CreationOrder(const std::string& directory) : directory_(directory) {}
-  /// Adds the objects that were created since the last call.
-  Result<void> Note() {
-    CAIRN_TRY_ASSIGN(const auto storage, OpenStorage(directory_));
-    CAIRN_TRY_ASSIGN(const std::vector<std::string> names, storage->List(""));
-    std::erase_if(names_,
-                  [&](const std::string& name) { return !std::ranges::count(names, name); });
-    for (const std::string& name : names) {
-      if (!std::ranges::count(names_, name)) names_.push_back(name);
-    }
-    return {};
-  }
-  void Write() const {
-    std::ofstream file(directory_ + ".names");
-    for (const std::string& name : names_) file << name << "\n";
-  }
-
- private:
-  const std::string directory_;
-  std::vector<std::string> names_;
-};
+/// Step 1: a tensor "w" of 3 x 4 elements whose bits are 0, 1, 2 ...
+Result<void> MakeGoldenBcomplex32(const std::string& directory) {
+  AdvanceClock();
+  CAIRN_TRY_ASSIGN(const auto store, core::CheckpointStore::Open(directory, OpenMode::kWrite));
+  std::array<uint32_t, 12> elements;
+  std::iota(elements.begin(), elements.end(), 0);
+  core::StateDict state;
+  state.root().Tensor("w", {.dtype = core::DType::kBComplex32,
+                            .shape = {3, 4},
+                            .strides = {4, 1},
+                            .data = std::as_bytes(std::span(elements)).data()});
+  CAIRN_TRY(store->Save(1, state));
+  return store->Close();
+}
 
 /// Steps with a tensor "w" of five bytes, which never change. Steps 66 and 67 have a tensor "p" of
 /// 80,000 bytes, too, of which the second page differs.
@@ -161,7 +151,6 @@ Result<void> PutPart(const std::string& directory) {
 
 /// 67 steps, of which 6 remain, in a page and in the root.
 Result<void> MakeExample(const std::string& directory) {
-  CreationOrder order(directory);
   {
     AdvanceClock();
     CAIRN_TRY_ASSIGN(const auto store,
@@ -175,14 +164,22 @@ Result<void> MakeExample(const std::string& directory) {
         std::erase_if(deleted, [](uint64_t one) { return one == 7 || one == 8; });
         CAIRN_TRY(store->Delete(deleted));
       }
-      CAIRN_TRY(order.Note());
     }
     CAIRN_TRY(store->Close());
   }
   CAIRN_TRY(PutPart(directory));
-  CAIRN_TRY(KeepRoots(directory, 2));
-  CAIRN_TRY(order.Note());
-  order.Write();
+  return KeepRoots(directory, 2);
+}
+
+Result<void> MakeMissing(const std::string& prefix) {
+  const std::pair<const char*, Result<void> (*)(const std::string&)> kinds[] = {
+      {"-example", MakeExample},
+      {"-ranks", MakeGoldenRanks},
+      {"-chunks", MakeGoldenChunks},
+      {"-bcomplex32", MakeGoldenBcomplex32}};
+  for (const auto& [name, make] : kinds) {
+    if (!std::filesystem::exists(prefix + name)) CAIRN_TRY(make(prefix + name));
+  }
   return {};
 }
 
@@ -194,10 +191,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: make_golden DIR\n");
     return 2;
   }
-  const std::string directory = argv[1];
-  auto made = cairn::kv::testing::MakeExample(directory + "-example");
-  if (made) made = cairn::kv::testing::MakeGoldenRanks(directory + "-ranks");
-  if (made) made = cairn::kv::testing::MakeGoldenChunks(directory + "-chunks");
+  const auto made = cairn::kv::testing::MakeMissing(argv[1]);
   if (!made) {
     std::fprintf(stderr, "make_golden: %s\n", made.error().ToString().c_str());
     return 2;

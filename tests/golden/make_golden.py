@@ -1,28 +1,32 @@
-"""Creates golden stores, one per feature of the format, with what each of them contains as JSON.
+"""Creates the golden stores that do not exist yet, one per feature of the format, with what each
+of them contains as JSON.
 
-    LD_PRELOAD=libcairn_fixed_environment_preload.so python make_golden.py
+    LD_PRELOAD=libcairn_fixed_environment_preload.so python make_golden.py BUILD
 
-regenerate.sh calls it. The preloaded library makes the time, the names and the random numbers the
-same in each run, so that the bytes change only where the format does.
+add.sh calls it. The preloaded library replaces the time, the host and the random numbers.
 """
 
 import collections
 import ctypes
+import fractions
 import functools
 import json
 import math
 import pathlib
+import shutil
+import subprocess
 import sys
+import tempfile
 
 import numpy
 import torch
-from contents import described, flatten, skeleton
 
 import cairn
 
 GOLDEN = pathlib.Path(__file__).resolve().parent
 sys.path.append(str(GOLDEN.parents[1] / "tools" / "reference_reader"))
 import cairn_reader  # noqa: E402
+from contents import described, flatten, found_by_reader, skeleton  # noqa: E402
 
 AdvanceClock = ctypes.CDLL(None)._ZN5cairn7testing12AdvanceClockEv
 
@@ -40,6 +44,7 @@ class Maker:
     def save(self, step, state, *, metrics=None, note="", tags=(), **tuning):
         AdvanceClock()
         self.store.save(step, state, metrics=metrics, note=note, tags=tags,
+                        allow_pickle=self.path.name == "v3-pickles",
                         tuning=cairn.SaveTuning(**tuning))  # fmt: skip
         self.expect(step, state, metrics=metrics or {}, note=note, tags=sorted(tags),
                     records=tuning.get("records") or {})  # fmt: skip
@@ -214,10 +219,84 @@ def values(maker):
                      **{key: state[key] for key in ("integer", "limits", "w")}})  # fmt: skip
 
 
+def bcomplex32(maker):
+    """Likewise: a dtype that torch has from 2.14 on."""
+    array = numpy.arange(12, dtype=numpy.uint32)
+    maker.expect(1, {"w": array.reshape(3, 4)})
+    maker.contents[1]["leaves"] = [described(array.reshape(3, 4), "bcomplex32")]
+
+
+def dense(maker):
+    """A training state of which every value changes, compressed, then as compressed deltas."""
+    state = {
+        "weight": numbers(8_000, torch.bfloat16, seed=1), "master": numbers(1_500, seed=2),
+        "exp_avg": numbers(1_100, seed=3) * 1e-3, "exp_avg_sq": numbers(1_100, seed=4) ** 2 * 1e-6,
+        "half": numbers(2_100, torch.float16, seed=5),
+        "pages": (torch.arange(34_000) // 64).bfloat16(),
+        "double": numbers(600, torch.float64, seed=6), "step": 1,
+    }  # fmt: skip
+    maker.save(1, state, compress=True, statistics=True)
+    for name in ("master", "exp_avg", "half", "double"):
+        state[name] = state[name] * (1 + 2**-7)
+    maker.save(2, {**state, "step": 2}, compress=True, deltas=True, metrics={"loss": math.inf})
+
+
+def descent(maker):
+    """A mirror: copies of steps of a run that went back, with a parent that the mirror lacks, of a
+    second run, and of an edit, with tags; and the policy of the mirror."""
+    with tempfile.TemporaryDirectory() as directory:
+        source = Maker(pathlib.Path(directory) / "source")
+        for step in (1, 2, 3):
+            source.save(step, {"w": torch.full((3,), step)}, tags=["first"] if step == 2 else ())
+        source.store.load({"w": torch.zeros(3, dtype=torch.int64)}, step=2)
+        source.save(10, {"w": torch.full((3,), 10)}, tags=["fork"], metrics={"loss": 0.25})
+        source.save(20, {"w": torch.full((3,), 20)}, run="0123456789abcdef" * 2)
+        source.store.edit(3, into=30, records={"why": b"edited"})
+        source.expect(30, {"w": torch.full((3,), 3)}, records={"why": b"edited"})
+        infos = {step: source.store.step_info(step) for step in source.store.steps()}
+        source.store.close()
+        with cairn.open(source.path, "r") as opened:
+            cairn.copy_steps(opened, maker.store, steps=[2, 3, 10, 20, 30])
+    maker.store.tag(2, "first")
+    maker.store.tag(10, "fork")
+    maker.store.set_policy(keep_last=100, keep_every=10, keep_best="loss:2")
+    maker.contents = {step: content for step, content in source.contents.items() if step != 1}
+    parents = {step: info.parent.step for step, info in infos.items() if info.parent}
+    assert parents == {2: 1, 3: 2, 10: 2, 20: 10, 30: 3}, parents
+    assert len({info.run for info in infos.values()}) == 2
+    for step in maker.store.steps():
+        found = maker.store.step_info(step)
+        assert (found.parent, found.run) == (infos[step].parent, infos[step].run), step
+
+
+def recovered(maker):
+    """A store that was rebuilt from the footers of its segments: steps without a run."""
+    maker.save(1, {"a": torch.arange(5), "n": 1})
+    maker.save(2, {"a": torch.arange(5), "b": [torch.ones(3), "text"]})
+    maker.store.close()
+    del maker.store
+    for folder in ("roots", "tables"):
+        shutil.rmtree(maker.path / folder)
+    admin = GOLDEN.parents[1] / sys.argv[1] / "bin" / "kv-admin"
+    subprocess.run([admin, "rebuild", maker.path], check=True)
+    maker.expect(1, {"a": torch.arange(5)})
+    maker.expect(2, {"b.0": torch.ones(3)})  # step 2 shares the chunk of "a"
+
+
+def pickles(maker):
+    maker.save(1, {"fraction": fractions.Fraction(1, 3), "w": torch.ones(3)})
+
+
+MAKERS = (dtypes, containers, keys, ties, extents, deltas, codecs, edits, compaction, steps,
+          records, ranks, chunks, values, bcomplex32, dense, descent, recovered,
+          pickles)  # fmt: skip
+
+
 def main():
-    for make in (dtypes, containers, keys, ties, extents, deltas, codecs, edits, compaction, steps,
-                 records, ranks, chunks, values):  # fmt: skip
+    for make in MAKERS:
         path = GOLDEN / f"v3-{make.__name__}"
+        if path.with_suffix(".json").exists():
+            continue
         maker = Maker(path)
         make(maker)
         if "store" in vars(maker):
@@ -229,6 +308,8 @@ def main():
         for step, content in maker.contents.items():
             names = reader.step(step).keys()
             content["leaves"] = dict(zip(names, content["leaves"], strict=True))
+            found = found_by_reader(reader, step)
+            content |= {name: found[name] for name in ("parent", "run", "statistics")}
         path.with_suffix(".json").write_text(json.dumps(maker.contents, indent=1) + "\n")
 
 

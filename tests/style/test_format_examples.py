@@ -2,20 +2,11 @@
 
 A dump is a code block. Its first line is the name of an object, and "decompressed" if it shows the
 record of a root or a page, or "first block" or "footer" if it shows these of a table. Further lines
-are an offset, bytes, and a comment after two spaces. tests/golden/regenerate.sh, which creates the
-store again, replaces the bytes with
-
-    python tests/style/test_format_examples.py --write FORMER
-
-where FORMER is the store that the pages show: names are those of the objects that were created at
-the same place in the order (v3-example.names), a line moves to the new offset of its bytes if they
-did not change, and lengths in frames are corrected. All other comments and offsets are kept; it
-prints the lines whose bytes changed, so that a person reads them.
+are an offset, bytes, and a comment after two spaces.
 """
 
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,9 +28,9 @@ def decompress(stored: bytes) -> bytes:
     return subprocess.run(["zstd", "-dc"], input=stored, capture_output=True, check=True).stdout
 
 
-def view(name: str, part: str | None, store: Path = STORE) -> bytes:
+def view(name: str, part: str | None) -> bytes:
     """The bytes that a dump with this title shows."""
-    content = (store / name).read_bytes()
+    content = (STORE / name).read_bytes()
     if part == "decompressed":
         return decompress(content[FRAME_HEADER_BYTES:-CHECKSUM_BYTES])
     if part == "footer":
@@ -91,90 +82,8 @@ def test_each_kind_of_object_has_a_dump():
     assert sum(1 for _ in dumps(text)) > 40
 
 
-def text_block(name: str, store: Path) -> str:
-    return f"```\n{name}\n{(store / name).read_text()}```"
-
-
 @pytest.mark.parametrize("name", TEXTS)
 def test_texts_are_those_of_the_example(name):
-    assert text_block(name, STORE) in (ROOT / "docs" / "format" / "store.md").read_text()
+    block = f"```\n{name}\n{(STORE / name).read_text()}```"
 
-
-def names(store: Path) -> list[str]:
-    """The objects of a store in the order of their creation, those of one folder together."""
-    listed = store.with_suffix(".names").read_text().split()
-    return sorted(listed, key=lambda name: name.split("/")[0])
-
-
-def rename(text: str, former: Path) -> str:
-    """Replaces names and ids of objects, the latter also as decimal numbers."""
-    for old, new in zip(names(former), names(STORE), strict=True):
-        text = text.replace(old, new)
-        for old_id, new_id in zip(
-            *(re.findall("[0-9a-f]{16,}", name) for name in (old, new)), strict=True
-        ):
-            text = text.replace(old_id, new_id).replace(str(int(old_id, 16)), str(int(new_id, 16)))
-            # In records, an id of 96 bits is in two parts.
-            for part in (slice(16), slice(16, None)):
-                if old_id[part]:
-                    text = text.replace(old_id[part], new_id[part])
-                    text = text.replace(str(int(old_id[part], 16)), str(int(new_id[part], 16)))
-    return text
-
-
-def moved(offset: int, shown: bytes, before: bytes, after: bytes) -> int:
-    """The offset of the bytes that a line of a dump of `before` shows, in `after`."""
-    if offset + len(shown) == len(before):
-        return len(after) - len(shown)
-    is_same = len(shown) < 4 or after[offset : offset + len(shown)] == shown
-    return offset if is_same or after.count(shown) != 1 else after.index(shown)
-
-
-def write_block(block: str, former: Path) -> str:
-    """A dump of the former store, as a dump of this one."""
-    title = TITLE.match(block.split("\n", 1)[0])
-    if not title or not (former / title.group(1)).is_file() or title.group(1) in TEXTS:
-        return rename(block, former)
-    before, new_title = view(*title.groups(), former), TITLE.match(rename(title.group(), former))
-    after = view(*new_title.groups())
-    lines = [new_title.group()]
-    for line in block.splitlines()[1:]:
-        found = LINE.match(line)
-        shown = bytes.fromhex(found.group(2))
-        offset = moved(int(found.group(1), 16), shown, before, after)
-        data = after[offset : offset + len(shown)]
-        comment = rename(found.group(3) or "", former)
-        if re.match(rb"CN[A-Z]{2}\x01", data):
-            lengths = tuple(int.from_bytes(data[at : at + 4], "little") for at in (8, 12))
-            comment = re.sub(
-                r"\d+ bytes, compressed to \d+", "%d bytes, compressed to %d" % lengths, comment
-            )
-        comment = re.sub(
-            "until 0x[0-9a-f]{4}", f"until 0x{len(after) - CHECKSUM_BYTES:04x}", comment
-        )
-        lines.append(f"{offset:04x}: {grouped(data)}{comment}")
-        if data != shown or offset != int(found.group(1), 16):
-            print(f"{new_title.group()}: {line}\n    is now {lines[-1]}")
-    return "\n".join(lines) + "\n"
-
-
-def write(former: Path) -> None:
-    for page in PAGES:
-        # Every second piece is inside of a block.
-        pieces = re.split(r"(^```\n.*?^```$)", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-        for i, piece in enumerate(pieces):
-            is_block = i % 2 == 1
-            texts = [name for name in TEXTS if piece == text_block(name, former)]
-            if texts:
-                pieces[i] = text_block(texts[0], STORE)
-            elif is_block:
-                pieces[i] = f"```\n{write_block(piece[4:-3], former)}```"
-            else:
-                pieces[i] = rename(piece, former)
-        page.write_text("".join(pieces))
-
-
-if __name__ == "__main__":
-    if len(sys.argv) != 3 or sys.argv[1] != "--write":
-        sys.exit(__doc__)
-    write(Path(sys.argv[2]))
+    assert block in (ROOT / "docs" / "format" / "store.md").read_text()
