@@ -1,7 +1,10 @@
 # Debian packages: `cpack -G DEB --config build/CPackConfig.cmake` writes cairn-tools (the programs)
-# and libcairn-dev (the static libraries, headers and the CMake package).
+# and libcairn-dev (the static libraries, headers and the CMake package). With SOURCE_DATE_EPOCH, two
+# packages of a commit are equal.
 set(CPACK_PACKAGE_NAME cairn)
 set(CPACK_PACKAGE_VENDOR Cairn)
+# 1.0.0~rc1 is older than 1.0.0.
+string(REGEX REPLACE "([0-9])([a-z])" "\\1~\\2" CPACK_DEBIAN_PACKAGE_VERSION ${CAIRN_VERSION})
 set(CPACK_PACKAGE_CONTACT "Cairn <cairn@localhost>")
 set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
 set(CPACK_STRIP_FILES ON)
@@ -28,4 +31,12 @@ set(CPACK_DEBIAN_CAIRN_DEVELOPMENT_PACKAGE_DEPENDS "libdeflate-dev, libflatbuffe
 libfmt-dev, \
 libgloo-dev, libpugixml-dev, libre2-dev, librocksdb-dev, liburing-dev, libxxhash-dev, libzstd-dev, \
 nlohmann-json3-dev, pkg-config")
+# Of the libraries of which code is in the packages, because they have only headers, and more.
+foreach(component programs development)
+  string(TOUPPER ${component} name)
+  set(folder ${CMAKE_INSTALL_DATADIR}/doc/${CPACK_DEBIAN_CAIRN_${name}_PACKAGE_NAME})
+  install(FILES NOTICE DESTINATION ${folder} RENAME copyright COMPONENT cairn_${component})
+  install(FILES LICENSE DESTINATION ${folder} COMPONENT cairn_${component})
+  install(DIRECTORY tools/wheel/licenses DESTINATION ${folder} COMPONENT cairn_${component})
+endforeach()
 include(CPack)

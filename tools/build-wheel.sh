@@ -7,9 +7,13 @@
 #
 #   tools/build-wheel.sh [--arch x86_64|aarch64] [DIR]     writes the wheels to DIR (default dist/)
 #
+# Two builds of a commit are equal byte by byte, in whatever folder: nothing in a wheel depends on the
+# time (SOURCE_DATE_EPOCH; by default that of the commit) or on paths.
+#
 # Complete output: build-wheel/build.log.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+case ${1:-} in -h | --help) sed -n '2,14s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;; esac
 arch=x86_64
 if [[ ${1:-} == --arch ]]; then arch=$2 && shift 2; fi
 dist=${1:-dist}
@@ -55,19 +59,24 @@ if [[ $arch != x86_64 ]]; then
   ln -s /usr/include/x86_64-linux-gnu/python3.11 "build-wheel/include/$arch-linux-gnu/"
   Logged python3 -m zipfile -e "$dist"/cairn_ckpt-*x86_64.whl build-wheel/native
   export CAIRN_MODULE_STUB=$PWD/build-wheel/native/cairn/_cairn.pyi
-  export CXXFLAGS="-isystem $PWD/build-wheel/include"
+  flags="-isystem $PWD/build-wheel/include"
 fi
+map="-ffile-prefix-map=$PWD/= -ffile-prefix-map=$(realpath "$cache")/=.cache/wheel/"
+export CXXFLAGS="$map ${flags:-}" CUDAFLAGS="-Xcompiler=${map/ / -Xcompiler=}"
+SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 946684800)}
+export SOURCE_DATE_EPOCH
 export CMAKE_CXX_COMPILER_LAUNCHER=ccache CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1
 export CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
 export CMAKE_TOOLCHAIN_FILE=$PWD/tools/wheel/toolchain.cmake CMAKE_PREFIX_PATH=${libraries//;/:}
 export _PYTHON_HOST_PLATFORM=linux-$arch CUDAToolkit_ROOT=$cuda CUDACXX=$cuda/bin/nvcc CUDAHOSTCXX=$arch-linux-gnu-g++
-Logged pip wheel --verbose --no-deps --no-build-isolation --wheel-dir build-wheel/raw .
+Logged pip wheel --verbose --no-deps --no-build-isolation \
+  --config-settings wheel.reproducible=true --wheel-dir build-wheel/raw .
 Logged grep -q 'building the CUDA layer' "$log"
 Logged tools/wheel/check_symbols.sh build-wheel/raw/cairn_ckpt-*.whl
 # Renames the wheel; refuses symbols of a newer glibc, and libraries that old systems do not have.
 rm -f "$dist"/cairn_ckpt-*"$arch".whl
-Logged auditwheel repair --plat "manylinux_2_28_$arch" --only-plat --wheel-dir "$dist" \
-  build-wheel/raw/cairn_ckpt-*.whl
+Logged auditwheel repair --plat "manylinux_2_28_$arch" --only-plat --zip-compression-level 9 \
+  --wheel-dir "$dist" build-wheel/raw/cairn_ckpt-*.whl
 rm -f "$dist"/cairn_reader-*.whl
 Logged pip wheel --no-deps --no-build-isolation --wheel-dir "$dist" tools/reference_reader
 wheel=$(echo "$dist"/cairn_ckpt-*"$arch".whl)

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 from test_find_package import BUILD, run
+from test_release import LICENCES
 
 pytestmark = pytest.mark.skipif(shutil.which("dpkg-shlibdeps") is None, reason="no dpkg-shlibdeps")
 
@@ -27,6 +28,13 @@ def test_there_is_a_package_of_programs_and_one_for_development(packages):
     assert "./usr/include/cairn/core/checkpoint_store.h" in development
     assert "/cmake/cairn/cairnConfig.cmake" in development
     assert "/bin/" not in development
+
+
+@pytest.mark.parametrize("name", ["cairn-tools", "libcairn-dev"])
+def test_the_licences_of_the_libraries_are_in_the_packages(packages, name):
+    contents = run("dpkg-deb", "--contents", packages[name])
+    for file in ("LICENSE", "copyright", *(f"licenses/{path.name}" for path in LICENCES.iterdir())):
+        assert f"./usr/share/doc/{name}/{file}\n" in contents
 
 
 def test_the_programs_depend_on_the_packages_of_their_libraries(packages):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from test_find_package import ROOT, run
+from test_release import LICENCES
 
 PROGRAMS = ("kv-dump", "kv-admin", "kv-bench")
 # What every Linux distribution with glibc has (PEP 600).
@@ -94,6 +95,10 @@ def test_the_wheel_contains_types_and_programs(wheel):
     (scripts,) = {Path(name).parent for name in names if re.search("/scripts/.", name)}
     for program in PROGRAMS:
         assert f"{scripts}/{program}" in names
+    (metadata,) = {name for name in names if name.endswith(".dist-info/METADATA")}
+    licences = [f"tools/wheel/licenses/{path.name}" for path in LICENCES.iterdir()]
+    for name in ("LICENSE", "NOTICE", *licences):
+        assert metadata.replace("METADATA", f"licenses/{name}") in names
     assert not [name for name in names if "CMakeLists" in name or name.endswith((".a", ".h"))]
 
 

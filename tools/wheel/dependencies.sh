@@ -124,7 +124,7 @@ Build_curl() {  # only its headers: CMake also asks for a library
 
 mkdir -p "$cache/log"
 prefixes=
-while read -r name path sum; do
+while read -r name path sum _; do
   key=$(declare -f Build_"$name" CMake Package Archive | cat - "$here/toolchain.cmake" \
     <(echo "$arch $sum ${flags[*]}") | sha256sum | cut -c 1-12)
   prefix=$cache/$arch-$name-$key
