@@ -34,9 +34,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from cairn._copies import copy_steps
-from cairn._open import open
 from cairn.errors import Conflict, Corrupt, Error, Invalid, NotFound, Unavailable
-from cairn.store import SaveHandle, Store
+from cairn.store import SaveHandle, Store, open
 
 if os.path.exists(os.path.join(os.path.dirname(__file__), "versions.py")):
     raise ImportError(

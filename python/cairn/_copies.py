@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from cairn._base.addresses import step_number
 from cairn._base.open_options import OpenOptions
-from cairn._base.steps import step_number
 from cairn._opened.opened import Opened
 from cairn.errors import Conflict, Invalid
 

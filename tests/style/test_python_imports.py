@@ -35,24 +35,21 @@ MAY_IMPORT = {
     "_opened": _OPENED,
     "_save": {*_OPENED, "_save"},
     "_load": {*_OPENED, "_load"},
-    "_retention": {*_BASE, "_opened"},
     "_check": _CALLS,
     "_copies": {*_BASE, "_opened", "_copies", "store"},
-    "store": {*_CALLS, "_check", "_retention", "_copies", "store"},
+    "store": {*_CALLS, "_check", "_copies", "store"},
     "state_dict": {*_BASE, "_ranks", "_tensors", "state_dict"},
     "torch": {*_CALLS, "store", "torch"},
     "dcp": {*_CALLS, "store", "torch", "dcp"},
     "convert": {*_BASE, "_tensors", "_load", "store", "convert"},
-    "hf": {*_BASE, "_tensors", "_load", "_save", "_open", "_by_address", "store", "torch",
-           "convert", "hf"},
-    "jax": {*_BASE, "_ranks", "_tensors", "_load", "_save", "_open", "_by_address", "store", "jax"},
-    "trainers": {*_BASE, "_open", "_save", "_by_address", "store", "torch", "dcp", "hf",
-                 "trainers"},
+    "hf": {*_BASE, "_tensors", "_load", "_save", "_by_address", "store", "torch", "convert",
+           "hf"},
+    "jax": {*_BASE, "_ranks", "_tensors", "_load", "_save", "_by_address", "store", "jax"},
+    "trainers": {*_BASE, "_save", "_by_address", "store", "torch", "dcp", "hf", "trainers"},
     "metrics": {*_BASE, "metrics"},
-    "_open": {*_BASE, "store"},
     "_by_address": {*_BASE, "_ranks", "_mirror", "_save", "store"},
     "_interop": {*_BASE, "_ranks", "_tensors", "_save", "_load", "convert", "_interop"},
-    "": {"errors", "reports", "store", "_copies", "_mirror", "_open", "_save"},  # cairn/__init__.py
+    "": {"errors", "reports", "store", "_copies", "_mirror", "_save"},  # cairn/__init__.py
 }
 PACKAGE_OF_MODULE = {"errors": "_base", "reports": "_base"}
 PUBLIC_PACKAGES = {"state_dict", "torch", "dcp", "convert", "hf", "jax", "metrics", "trainers"}

@@ -1,9 +1,12 @@
-"""Addresses of stores, and of steps: ADDRESS, ADDRESS@STEP and ADDRESS@TAG."""
+"""Addresses of stores, and of steps: ADDRESS, ADDRESS@STEP and ADDRESS@TAG; numbers of steps, and
+the texts that choose steps."""
 
 from __future__ import annotations
 
+import operator
 import os
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from cairn.errors import Invalid, Unavailable
@@ -78,3 +81,19 @@ def parse_address(text: str | os.PathLike[str]) -> StepAddress:
     if not store:
         raise Invalid(f"'{text}' does not name a store; write STORE or STORE@STEP")
     return StepAddress(store, int(name) if name.isascii() and name.isdigit() else name)
+
+
+def step_number(step: int) -> int:
+    """`step` as an int. Raises Invalid if it is out of range, TypeError if it is not an integer; a
+    bool is none, because it is probably the argument of another parameter."""
+    if isinstance(step, bool):
+        raise TypeError(f"step={step}: a step is an integer, not a bool")
+    number = operator.index(step)
+    if not 0 <= number < 2**64:
+        raise Invalid(f"step {number}: steps are 0 to 2**64 - 1")
+    return number
+
+
+def best_texts(keep_best: str | Iterable[str]) -> list[str]:
+    """The texts ``METRIC:N`` of an argument that is one or several of them."""
+    return [keep_best] if isinstance(keep_best, str) else list(keep_best)

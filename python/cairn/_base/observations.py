@@ -5,7 +5,7 @@
 3. Each observer is called with it. An exception of an observer is logged once and ignored.
 
 For a save in the background, steps 2 and 3 run on a thread that waits for the save. For a copy to a
-mirror, they run on the thread of the mirror (`cairn._mirror.events`). SystemExit and
+mirror, they run on the thread of the mirror (`cairn._mirror.worker`). SystemExit and
 KeyboardInterrupt are not ignored on the main thread, where Ctrl-C may arrive in an observer.
 """
 

@@ -1,4 +1,5 @@
-"""Node kinds of a state's tree, the text of keys that are not strings, and the items of DCP.
+"""Node kinds of a state's tree, the text of keys that are not strings, the items of DCP, and the
+reserved keys of a step that contains a model of Hugging Face (docs/import-export.md).
 
 The C++ side traverses states and builds them (python/src/walk.cc, step_contents.cc).
 """
@@ -15,6 +16,8 @@ from cairn.errors import Invalid
 DICT, ORDERED_DICT, COUNTER, LIST, TUPLE, TORCH_SIZE = range(6)
 TENSOR, NUMPY_ARRAY, NUMPY_SCALAR, VALUE = range(6, 10)
 MAPPINGS = (DICT, ORDERED_DICT, COUNTER)
+
+FILES, WEIGHTS = "__files__", "__weights__"
 
 # schema/structure.fbs, KeyKind.
 ROOT_KEY, INDEX_KEY, STRING_KEY, INT_KEY, BOOL_KEY, NONE_KEY, FLOAT_KEY = range(7)

@@ -17,7 +17,7 @@ from cairn._interop.archives import Archive, MappedFile
 from cairn._interop.pickles import Object, Reader, find_dtype, is_shape
 from cairn._interop.states import LEFT_OUT, Checker, located
 from cairn._load.converted_load import raw_array
-from cairn._tensors.boxed import Box, BoxedTensor
+from cairn._tensors.sources import Box, BoxedTensor
 from cairn.errors import Corrupt, Invalid
 
 _METADATA = "torch.distributed.checkpoint.metadata."

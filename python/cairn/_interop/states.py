@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from cairn._interop.pickles import KEY_TYPES, Name, Object, Reader, Storage
-from cairn._tensors.boxed import BoxedTensor
+from cairn._tensors.sources import BoxedTensor
 from cairn.errors import Error, Invalid
 
 _MAX_DEPTH = 1000

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from cairn import _cairn
 from cairn._base import devices
+from cairn._base.addresses import step_number
 from cairn._base.patterns import patterns_for
-from cairn._base.steps import step_number
 from cairn._load.in_place import Source, own_step, run_load
 from cairn._load.load import Load, LoadOptions
 from cairn._opened.opened import Opened

@@ -15,16 +15,14 @@ from typing import TYPE_CHECKING
 from cairn import _cairn
 from cairn._base.addresses import canonical_address
 from cairn._base.open_options import OpenOptions
-from cairn._mirror.job import MirrorJob, is_reported, mark_reported
-from cairn._mirror.replica import Source
+from cairn._mirror.replica import MirrorJob, Source, is_reported, mark_reported
 from cairn.errors import Unavailable
 
 if TYPE_CHECKING:
     from cairn._base.observations import Observers
-    from cairn._mirror.events import CopyClock
     from cairn._mirror.options import Mirror
     from cairn._mirror.replica import Copied
-    from cairn._mirror.worker import MirrorWorker
+    from cairn._mirror.worker import CopyClock, MirrorWorker
     from cairn.reports import MirrorStatus
 
 _SLICE_SECONDS = 0.1  # between reports of progress

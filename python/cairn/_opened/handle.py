@@ -13,8 +13,8 @@ from cairn._base.watched import shown
 
 if TYPE_CHECKING:
     from cairn._base.progress import Progress
-    from cairn._mirror.job import MirrorJob
     from cairn._mirror.mirrored_saves import MirroredSaves
+    from cairn._mirror.replica import MirrorJob
     from cairn.reports import SaveReport
 
 

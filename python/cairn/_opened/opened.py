@@ -9,9 +9,8 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Any
 
 from cairn import _cairn
-from cairn._base.addresses import absolute_address
+from cairn._base.addresses import absolute_address, step_number
 from cairn._base.open_options import OpenOptions
-from cairn._base.steps import step_number
 from cairn._base.watched import shown
 from cairn._mirror import store_mirrors
 from cairn._mirror.mirrored_saves import MirroredSaves

@@ -14,8 +14,8 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from cairn import _cairn
+from cairn._base.addresses import step_number
 from cairn._base.open_options import Credentials, OpenOptions
-from cairn._base.steps import step_number
 from cairn._ranks.ranks import Ranks
 from cairn.errors import Error, Invalid, NotFound
 

@@ -7,9 +7,9 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cairn import _cairn
+from cairn._base.addresses import step_number
 from cairn._base.devices import Streams, current_streams
 from cairn._base.patterns import all_patterns, clean_prefix, pattern_list
-from cairn._base.steps import step_number
 from cairn._opened.continued import continue_from_loaded
 from cairn._opened.handle import Follow, SaveHandle
 from cairn._opened.opened import Opened

@@ -12,7 +12,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 from contextlib import nullcontext
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from cairn import _cairn
@@ -180,12 +179,7 @@ class Writer:
             self._display = StreamDisplay(self._progress, task, self._ranks.rank)
         return self
 
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         if error is not None:
             self._fail_on_all_ranks(error)
             return

@@ -8,7 +8,7 @@ afterwards, and refuses the save (docs/torch.md).
 torch tensors, numpy arrays and scalars, and objects that support DLPack become an address with
 dtype, shape, strides and device. Only memory that C++ cannot read is copied: tensors on other
 devices, lazily conjugated or negated tensors, arrays in foreign byte order or with negative
-strides.
+strides. A front end of another library gives a tensor as boxes in host memory (`BoxedTensor`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from cairn._base import dtypes
 from cairn._base.devices import HOST, device_of
 from cairn._base.tree import NUMPY_ARRAY, NUMPY_SCALAR, TENSOR
 from cairn._ranks.sharded import BoxShard, MeshShard, Shards, arrived, is_sharded
-from cairn._tensors.boxed import BoxedTensor
 from cairn._tensors.host_copies import HostCopies
 from cairn._tensors.subclasses import is_subclass
 from cairn.errors import refuse
@@ -56,6 +55,43 @@ def is_tensor_like(value: Any) -> bool:
         or dtypes.is_numpy_scalar(value)
         or (hasattr(value, "__dlpack__") and not isinstance(value, type))
     )
+
+
+class Box(NamedTuple):
+    """A box of a tensor. The dtype of `array` has the element size of the tensor's dtype."""
+
+    offsets: tuple[int, ...]
+    array: np.ndarray
+
+
+class BoxedTensor:
+    """The boxes of a tensor that this rank writes. The boxes of all ranks form the tensor. It is
+    stored as a torch tensor.
+
+    Args:
+        dtype: its code.
+        shape: of the complete tensor.
+        boxes: without overlap; none if other ranks write everything.
+        is_replicated: the box is the complete tensor, which is equal on all ranks that have it.
+    """
+
+    def __init__(
+        self,
+        dtype: int,
+        shape: tuple[int, ...],
+        boxes: list[Box],
+        *,
+        is_replicated: bool = False,
+    ) -> None:
+        self.dtype = dtype
+        self.shape = shape
+        self.boxes = boxes
+        self.is_replicated = is_replicated
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether one box is the complete tensor."""
+        return len(self.boxes) == 1 and self.boxes[0].array.shape == self.shape
 
 
 class Sources:

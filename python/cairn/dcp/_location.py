@@ -9,8 +9,7 @@ from typing import Any, NamedTuple, Union
 
 from torch.distributed.checkpoint.filesystem import FileSystem
 
-from cairn._base.addresses import absolute_address, is_directory, parse_address
-from cairn._base.steps import step_number
+from cairn._base.addresses import absolute_address, is_directory, parse_address, step_number
 from cairn.errors import Invalid
 
 CheckpointId = Union[str, "os.PathLike[str]", None]

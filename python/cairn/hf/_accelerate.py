@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from cairn._base.closing import Closing
-from cairn._open import open as open_store
 from cairn.errors import Invalid, NotFound
 from cairn._tensors.random_states import rng_state, set_rng_state
+from cairn.store import open as open_store
 from cairn.torch import Saver
 
 

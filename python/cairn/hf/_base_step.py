@@ -6,11 +6,10 @@ import json
 import os
 from typing import Any, NamedTuple
 
-from cairn._base.addresses import canonical_address, parse_address
-from cairn._base.steps import step_number
-from cairn._open import open as open_store
+from cairn._base.addresses import canonical_address, parse_address, step_number
 from cairn.errors import Conflict, Corrupt, Invalid, NotFound
 from cairn.store import Store
+from cairn.store import open as open_store
 
 BASE_FILE = "cairn_base.json"
 """Is kept with the step of an adapter, and part of its directory when it is exported."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cairn._base.model_keys import FILES, WEIGHTS
+from cairn._base.tree import FILES, WEIGHTS
 from cairn.errors import Corrupt, Invalid
 
 _MAX_FILE_BYTES = 256 << 20

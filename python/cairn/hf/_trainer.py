@@ -19,13 +19,13 @@ from transformers.trainer_callback import ExportableState
 
 from cairn._base.addresses import absolute_address
 from cairn._base.closing import Closing
-from cairn._open import open as open_store
 from cairn.errors import Invalid
 from cairn.hf._base_step import BASE_FILE, remembered_base
 from cairn.hf._layout import FILES, Weights, make_state, read_folder
 from cairn._tensors.random_states import rng_state, set_rng_state
 from cairn.hf._save import is_instance, tokenizer_files, transformers_files, transformers_weights
 from cairn.store import Store
+from cairn.store import open as open_store
 from cairn.torch import Saver
 
 _MODEL = "model"

@@ -19,24 +19,25 @@ from cairn import _cairn
 from cairn._base import devices
 from cairn._base.patterns import all_patterns, clean_prefix
 from cairn._load.key_errors import Advice, missing_keys, no_key_of_state, unexpected_keys
-from cairn._open import open as open_store
 from cairn._tensors.contents import Leaf, TensorLeaf, ValueLeaf, leaf_at, plain_value
 from cairn._tensors.sources import address_of, row_major
 from cairn._tensors.targets import check_same
 from cairn.errors import Invalid, Refusals
-from cairn.jax._arrays import (
+from cairn.jax._leaves import (
     KEY_DATA,
     KEY_IMPL,
     box_of,
     code_of,
     dtype_of,
+    flatten,
+    fqn_of,
     is_kept,
     is_key,
     new_buffer,
 )
 from cairn.jax._save import StoreOrPath
-from cairn.jax._tree import flatten, fqn_of
 from cairn.store import Store
+from cairn.store import open as open_store
 
 _BATCH_BYTES = 1 << 30
 _ADVICE = Advice("pass", "load a part with prefix=, or use strict=False", renames=False)

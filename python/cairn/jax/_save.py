@@ -9,11 +9,10 @@ import jax
 import numpy as np
 
 from cairn._by_address import save_by_address
-from cairn._open import open as open_store
 from cairn._ranks.ranks import Ranks, connect_ranks
-from cairn.jax._arrays import leaf_to_save
-from cairn.jax._tree import flatten, fqn_of, nested
+from cairn.jax._leaves import flatten, fqn_of, leaf_to_save, nested
 from cairn.store import SaveHandle, Store
+from cairn.store import open as open_store
 
 if TYPE_CHECKING:
     from cairn.reports import SaveReport

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from cairn._base.model_keys import FILES, WEIGHTS
-from cairn._base.steps import step_number
+from cairn._base.addresses import step_number
+from cairn._base.tree import FILES, WEIGHTS
 from cairn._load.in_place import Place, load_from, locate
 from cairn._load.load import LoadOptions
 from cairn._opened.tiers import Tier, Tiers

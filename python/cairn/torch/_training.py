@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
-from cairn._base.steps import step_number
+from cairn._base.addresses import step_number
 from cairn._tensors.stateful import is_stateful
 from cairn.errors import Invalid
 from cairn.reports import SaveReport
 from cairn.store import SaveHandle, Store
-from cairn.torch._dataloaders import DataloaderState
-from cairn.torch._rank_parts import RandomGenerators, RankPart
+from cairn.torch._rank_parts import DataloaderState, RandomGenerators, RankPart
 from cairn.torch._resume import Resume, ResumeOptions, check_store
 
 

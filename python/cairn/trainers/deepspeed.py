@@ -28,9 +28,9 @@ from deepspeed.utils.tensor_fragment import fragment_address
 
 from cairn._base.addresses import absolute_address
 from cairn._base.patterns import literal
-from cairn._open import open as open_store
 from cairn.errors import Invalid
 from cairn.store import SaveHandle, Store
+from cairn.store import open as open_store
 from cairn.trainers._pointers import Pointer, choose_step, read_pointer, write_pointer
 
 _TYPE = "deepspeed_type"

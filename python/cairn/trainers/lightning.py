@@ -19,9 +19,9 @@ import torch
 from lightning_fabric.plugins import CheckpointIO
 
 from cairn._base.addresses import absolute_address, canonical_address, is_directory, parse_address
-from cairn._open import open as open_store
 from cairn.errors import Error, Invalid, NotFound
 from cairn.store import Store
+from cairn.store import open as open_store
 from cairn.torch import Saver
 from cairn.trainers._pointers import (
     Pointer,

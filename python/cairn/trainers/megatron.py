@@ -44,9 +44,9 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from cairn._base.addresses import absolute_address
 from cairn._base.patterns import literal
-from cairn._open import open as open_store
 from cairn.dcp import CairnReader, CairnWriter
 from cairn.errors import Invalid, NotFound
+from cairn.store import open as open_store
 from cairn.trainers._pointers import Pointer, choose_step, read_pointer, write_pointer
 
 BACKEND, VERSION = "cairn", 1

@@ -21,8 +21,8 @@ from typing import Any
 from ray.train import Checkpoint
 
 from cairn._base.addresses import canonical_address
-from cairn._open import open as open_store
 from cairn.store import Store
+from cairn.store import open as open_store
 from cairn.trainers._pointers import Pointer, read_pointer, write_pointer
 
 POINTER = "cairn.json"

@@ -16,10 +16,10 @@ import torch
 from torchtitan.components.checkpoint import MODEL, AsyncMode, CheckpointManager
 
 from cairn._base.addresses import absolute_address
-from cairn._open import open as open_store
 from cairn._save.tuning import SaveTuning
 from cairn.errors import Invalid, NotFound
 from cairn.store import SaveHandle, Store
+from cairn.store import open as open_store
 
 
 class CairnCheckpointManager(CheckpointManager):
