@@ -18,6 +18,7 @@
 #include "core/rewrite/internal/edit.h"
 #include "core/rewrite/internal/merge.h"
 #include "core/save/internal/device_save.h"
+#include "core/save/internal/compression_rates.h"
 #include "core/save/internal/plan_cache.h"
 #include "core/save/internal/save.h"
 #include "core/save/internal/save_planner.h"
@@ -130,6 +131,7 @@ struct CheckpointStore::Impl {
   Communicator* const communicator;  // null: one process alone
   internal::RankInWorld self;
   internal::TreeCache trees;
+  internal::CompressionRates rates;
   internal::SaveQueue queue;            // for a multi-rank store
   std::atomic<std::thread::id> writer;  // the thread of Writing
   Mutex writing;                        // held during all of a save, a deletion and the close
@@ -169,6 +171,7 @@ uint32_t CheckpointStore::rank() const { return impl_->self.rank; }
 uint32_t CheckpointStore::world_size() const { return impl_->self.world_size; }
 internal::RankInWorld CheckpointStore::rank_in_world() const { return impl_->self; }
 internal::TreeCache& CheckpointStore::trees() const { return impl_->trees; }
+internal::CompressionRates& CheckpointStore::rates() const { return impl_->rates; }
 kv::Store& CheckpointStore::kv() const { return *impl_->store; }
 
 internal::SaveAttempt CheckpointStore::NextAttempt(uint64_t step, const SaveOptions& options) {
@@ -208,6 +211,7 @@ Result<SaveReport> CheckpointStore::SavePlanned(
                                     .options = options,
                                     .pool = Impl::Made(*pool),
                                     .trees = impl.trees,
+                                    .rates = impl.rates,
                                     .saved = saved,
                                     .has_same_records = has_same_records,
                                     .device = device});

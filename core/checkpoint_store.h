@@ -60,6 +60,7 @@ struct LastSave;
 struct SavedChunks;
 class DeviceSave;
 class TreeCache;
+class CompressionRates;
 }  // namespace internal
 
 /// Ownership: owns the files and locks of the store; borrows the communicator, if there is one.
@@ -289,8 +290,10 @@ class CheckpointStore {
 
  private:
   friend class AsyncSaver;  // saves a plan that it has staged
+  friend class StepPart;
   internal::RankInWorld rank_in_world() const;
   internal::TreeCache& trees() const;
+  internal::CompressionRates& rates() const;
   /// Begins a save. In a multi-rank store every rank calls it for every save.
   internal::SaveAttempt NextAttempt(uint64_t step, const SaveOptions& options);
   /// Ends a save that failed before SavePlanned: reports `error` to the other ranks and returns it.

@@ -47,10 +47,14 @@ struct SaveOptions {
   /// shared chunks of the base are read.
   bool share_equal = false;
   /// Compresses chunks that are written completely, where this saves at least a 20th of their
-  /// bytes: the bytes of the elements, sorted by position, with zstd (docs/compression.md). Takes
-  /// much more time than writing to a disk. Chunks in device memory are not compressed. If empty,
-  /// the setting of the store applies (kv::Store::SetCompression).
+  /// bytes: the bytes of the elements, sorted by position, with zstd (docs/compression.md). Chunks
+  /// in device memory are not compressed. If empty, `compress_if_fast` decides or, if that is
+  /// false, the setting of the store (kv::Store::SetCompression).
   std::optional<bool> compress;
+  /// Compresses unless the saves of this process write faster without, as measured: the first save
+  /// does not compress, the second does, and later ones do what was faster. Every 16th tries the
+  /// other way. In a multi-rank store each rank decides for its own chunks.
+  bool compress_if_fast = false;
   /// Records the statistics of each chunk (kv/base/chunk_record.h), which are computed when its
   /// bytes are digested. A state with tensors in device memory is refused with kInvalidArgument.
   bool statistics = false;

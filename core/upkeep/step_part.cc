@@ -239,7 +239,7 @@ Result<std::unique_ptr<StepPart>> StepPart::Begin(CheckpointStore& store, const 
       .deadline = now + std::clamp(options.deadline, std::chrono::milliseconds(0), most)};
   const internal::RankInWorld self{.rank = rank, .world_size = ticket.world_size};
   CAIRN_TRY_ASSIGN(internal::SaveSession session,
-                   internal::SaveSession::Begin(store.kv(), attempt, self, options));
+                   internal::SaveSession::Begin(store.kv(), attempt, self, options, store.rates()));
   return std::unique_ptr<StepPart>(
       new StepPart(std::make_unique<Impl>(store, ticket, rank, options, std::move(session))));
 }

@@ -163,6 +163,7 @@ core::SaveOptions ToSaveOptions(const nb::kwargs& arguments) {
   reader.Read("deltas", options.max_deltas);
   reader.Read("statistics", options.statistics);
   options.compress = reader.Find<bool>("compress");
+  reader.Read("compress_if_fast", options.compress_if_fast);
   reader.Read("share_equal", options.share_equal);
   if (const auto metrics = reader.Find<std::vector<std::pair<std::string, double>>>("metrics")) {
     for (const auto& [name, value] : *metrics) {

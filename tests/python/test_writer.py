@@ -122,6 +122,10 @@ def test_options_of_a_save_apply(store):
         writer.add("t", base)
     assert writer.report.written_bytes < MIB
     assert_same(store.read("t")["t"], base)
+    auto = cairn.SaveTuning(incremental=False, compress="auto")  # without rates, it does not
+    assert store.save(4, {"t": tensor}, tuning=auto).written_bytes == tensor.nbytes
+    with pytest.raises(TypeError, match="compress"):
+        store.save(5, {"t": tensor}, tuning=cairn.SaveTuning(compress="fast"))
 
 
 def test_a_step_is_replaced_only_with_overwrite(store):

@@ -304,6 +304,7 @@ class ChunkWriter {
                         .statistics = {}},
                        shared->in_base);
     }
+    written_.bytes += chunk.length_bytes;
     auto stored = Append(chunk);
     if (!stored && stored.error().code == ErrorCode::kInvalidArgument) {  // the tensor has changed
       return Fail(std::move(stored).error().WithKey(fqn));

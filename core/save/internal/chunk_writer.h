@@ -35,6 +35,7 @@ struct ChunkWriterContext {
 struct WrittenChunks {
   uint64_t chunks = 0;
   uint64_t reused = 0;
+  uint64_t bytes = 0;  // of the chunks that are not reused, before compression
 };
 
 /// Writes all chunks of the plan, and the record of each tensor before its chunks, so that the

@@ -124,13 +124,16 @@ Result<kv::StepInfo> Finish(const SavePlan& plan, const SaveContext& context,
 }  // namespace
 
 Result<SaveSession> SaveSession::Begin(kv::Store& store, const SaveAttempt& attempt,
-                                       const RankInWorld& self, const SaveOptions& options) {
+                                       const RankInWorld& self, const SaveOptions& options,
+                                       CompressionRates& rates) {
   SaveSession session;
   session.step_ = attempt.step;
   session.self_ = self;
   session.report_.step = attempt.step;
   CAIRN_TRY_ASSIGN(auto snapshot, store.Latest());
-  session.compress_ = options.compress.value_or(snapshot->compresses_saves());
+  session.rates_ = &rates;
+  const bool by_default = options.compress_if_fast ? rates.Choose() : snapshot->compresses_saves();
+  session.compress_ = options.compress.value_or(by_default);
   if (options.incremental && (options.base_step || !snapshot->step_numbers().empty())) {
     CAIRN_TRY_ASSIGN(kv::StepInfo base, snapshot->FindStep(options.base_step));
     session.base_ = {
@@ -167,6 +170,7 @@ Result<void> SaveSession::Write(const SavePlan& plan, const SaveOptions& options
   const bool has_state = !plan.layout->structure.empty();  // unlike the plan of WriteLongValues
   if (self_.world_size > 1 && has_state) CAIRN_TRY(AddShared(plan, *writer_));
   ProgressMeter progress(options.progress, plan.own_bytes, reported_bytes);
+  const auto start = std::chrono::steady_clock::now();
   CAIRN_TRY_ASSIGN(const WrittenChunks written, WriteChunks({.plan = plan,
                                                              .writer = *writer_,
                                                              .pool = pool,
@@ -177,6 +181,8 @@ Result<void> SaveSession::Write(const SavePlan& plan, const SaveOptions& options
                                                              .compress = compress_,
                                                              .saved = saved,
                                                              .device = device_}));
+  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+  rates_->Add(compress_, written.bytes, elapsed.count());
   if (device_ != nullptr) CAIRN_TRY(device_->CheckUnchanged(plan));
   if (options.check_memory) {
     CAIRN_TRY(writer_->Drain());  // large tensors are written from their own memory
@@ -261,8 +267,8 @@ Result<SaveReport> RunSave(SavePlan& plan, const SaveContext& context) {
   SavedChunks* const saved = context.saved;
   DeviceSave* const device = context.device;
   CAIRN_CHECK(device != nullptr || !DeviceSave::IsNeeded(plan));
-  CAIRN_TRY_ASSIGN(SaveSession session,
-                   SaveSession::Begin(context.store, context.attempt, context.self, options));
+  CAIRN_TRY_ASSIGN(SaveSession session, SaveSession::Begin(context.store, context.attempt,
+                                                           context.self, options, context.rates));
   if (session.base() != nullptr) {
     UnmarkRenamed(plan, *session.base(), context.attempt.step, context.trees);
   }

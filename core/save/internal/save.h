@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "core/save/internal/compression_rates.h"
 #include "core/save/internal/save_plan.h"
 #include "core/save/internal/saved_chunks.h"
 #include "core/save/save_options.h"
@@ -48,8 +49,10 @@ class SaveSession {
   /// Finds the base step and begins the attempt. kNotFound: there is no step `options.base_step`.
   /// kConflict: the step exists and `options.overwrite` is false (rank 0). kFailedPrecondition: the
   /// store is open for reading, or another step is being written.
+  /// `rates` must outlive the session.
   static Result<SaveSession> Begin(kv::Store& store, const SaveAttempt& attempt,
-                                   const RankInWorld& self, const SaveOptions& options);
+                                   const RankInWorld& self, const SaveOptions& options,
+                                   CompressionRates& rates);
 
   /// Lets payload pass through the page-locked blocks of `device`, which must outlive the session.
   /// Call once, before the first plan that has tensors in device memory. Errors: see
@@ -91,6 +94,7 @@ class SaveSession {
   DeviceSave* device_ = nullptr;  // outlives the session; null: only host memory so far
   std::optional<StepView> base_;
   bool compress_ = false;
+  CompressionRates* rates_ = nullptr;  // outlives the session
   std::unique_ptr<kv::StepWriter> writer_;
   SaveReport report_;
 };
@@ -103,6 +107,7 @@ struct SaveContext {
   const SaveOptions& options;
   kv::WorkerPool& pool;  // for digests
   TreeCache& trees;
+  CompressionRates& rates;
   /// The chunks of the previous save, if its step is set; on success replaced by the chunks of this
   /// save. Null: not recorded.
   SavedChunks* saved = nullptr;

@@ -31,8 +31,9 @@ class SaveTuning:
     """Writes only changed elements, 4 times or N (to 64) per chunk (docs/deltas.md)."""
     statistics: bool = False
     """Records statistics of the values of each chunk (:meth:`cairn.Store.statistics`)."""
-    compress: bool | None = None
-    """As in docs/compression.md; by default as :meth:`cairn.Store.set_compression` has set."""
+    compress: bool | Literal["auto"] | None = None
+    """As in docs/compression.md; by default as :meth:`cairn.Store.set_compression` has set.
+    ``"auto"`` compresses unless the saves of this process are faster without, as measured."""
     share_equal: bool = False
     """Stores chunks with equal bytes once, whatever their keys are (docs/shared-chunks.md)."""
     ignore_frozen: bool = False
@@ -61,4 +62,6 @@ class SaveTuning:
             del arguments[name]
         if isinstance(self.deltas, bool):
             arguments["deltas"] = DEFAULT_DELTAS if self.deltas else 0
+        if self.compress == "auto":
+            arguments |= {"compress": None, "compress_if_fast": True}
         return arguments

@@ -12,6 +12,7 @@
 
 #include "core/async_save.h"
 #include "core/checkpoint_store.h"
+#include "core/save/internal/compression_rates.h"
 #include "core/save/save_options.h"
 #include "core/step/contents.h"
 #include "core/upkeep/step_part.h"
@@ -191,6 +192,42 @@ TEST_F(CompressedSaveTest, ACompactionCompressesWhatItCan) {
   CAIRN_ASSERT_OK(store->Compact({.max_dead = 0, .fold_all = true}));
   EXPECT_GT(CompressedCount(3), 0u);
   ExpectAllSteps();
+}
+
+TEST_F(CompressedSaveTest, SavesThatMayChooseTryBothWays) {
+  const std::vector<std::byte> bytes(internal::CompressionRates::kMinBytes, std::byte{7});
+  const StateDict state =
+      StateOf({{"w", {DType::kUInt8, {static_cast<int64_t>(bytes.size())}, {}, bytes.data()}}});
+  const SaveOptions choice{.incremental = false, .compress_if_fast = true};
+  CAIRN_ASSERT_OK(store->Save(1, state, choice));
+  EXPECT_EQ(CompressedCount(1), 0u);
+  AsyncSaver saver(store.get());
+  CAIRN_ASSERT_OK(SaveAndWait(saver, 2, state, choice));
+  EXPECT_EQ(CompressedCount(2), Chunks(2).size());
+  SaveOptions raw = choice;
+  raw.compress = false;
+  CAIRN_ASSERT_OK(store->Save(3, state, raw));
+  EXPECT_EQ(CompressedCount(3), 0u);
+}
+
+TEST(CompressionRatesTest, TheFasterWayIsTakenAndTheOtherOneIsTriedAgain) {
+  constexpr uint64_t kBytes = internal::CompressionRates::kMinBytes;
+  constexpr uint32_t kInterval = internal::CompressionRates::kInterval;
+  internal::CompressionRates rates;
+  EXPECT_FALSE(rates.Choose());
+  rates.Add(false, kBytes - 1, 1);  // too few bytes
+  EXPECT_FALSE(rates.Choose());
+  rates.Add(false, kBytes, 1);
+  EXPECT_TRUE(rates.Choose());
+  rates.Add(true, kBytes, 1);
+  const auto compressed_of = [&](uint32_t saves) {
+    uint32_t compressed = 0;
+    for (uint32_t i = 0; i < saves; ++i) compressed += rates.Choose() ? 1 : 0;
+    return compressed;
+  };
+  EXPECT_EQ(compressed_of(kInterval), kInterval - 1);  // at equal rates
+  rates.Add(true, kBytes, 1.1);
+  EXPECT_EQ(compressed_of(3 * kInterval), 3u);
 }
 
 }  // namespace
