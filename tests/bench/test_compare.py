@@ -13,7 +13,7 @@ import torch
 from common import measure, works
 from common.library import Library
 from common.states import make_state
-from common.works import Runner, Turn, turns
+from common.works import Runner, Turn
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKS = {work.name: work for work in works.WORKS}
@@ -93,13 +93,6 @@ def test_a_library_that_is_not_installed_is_reported():
     assert Absent.missing().startswith("No module named 'no_such_module_at_all'")
     assert WORKS["keys"].why_not(Broken) == "has no such call"
     assert WORKS["load_existing"].why_not(Broken) == "can only create new tensors"
-
-
-def test_every_library_has_a_turn_in_every_run_in_a_rotating_order(state):
-    order = [(t.run, t.kind) for t in turns(state, [WORKS["save"]], [Broken, Slow, Dead], 2)]
-    assert order == [
-        (1, Broken), (1, Slow), (1, Dead), (2, Slow), (2, Dead), (2, Broken)
-    ]  # fmt: skip
 
 
 def test_states_come_from_a_seed_and_have_the_same_bytes():

@@ -79,11 +79,6 @@ def test_loops_continue_bit_for_bit(tmp_path):
     assert list((tmp_path / "dir").iterdir()) == []
 
 
-def test_unknown_libraries_are_refused(tmp_path):
-    done = run("libraries.py", "--dir", tmp_path, "--out", tmp_path, "nothing", status=2)
-    assert "unknown libraries ['nothing']" in done.stderr
-
-
 def test_a_stall_is_measured_with_both_kinds_of_staging(tmp_path):
     done = run("gpu.py", "stall", "--dir", tmp_path, "--device", "cpu", "--bytes", "3e6",
                "--repeat", "1", "--peers", "cairn,snapshot")  # fmt: skip

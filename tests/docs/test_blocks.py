@@ -121,9 +121,3 @@ def test_blocks_are_found_with_their_marks_and_commands():
     assert (first.language, first.reason, first.line) == ("sh", "x", 4)
     assert second.reason is None and second.commands() == ["kv-admin b # c"]
     assert third.is_program() and third.is_missing() == "nothing_of_this_name"
-
-
-def test_of_a_synopsis_the_help_of_each_verb_is_run():
-    [block] = blocks_of("<!-- not run: a synopsis -->\n```\nkv-admin push A B   text\nother\n```\n")
-
-    assert block.commands() == ["kv-admin push --help"]

@@ -9,7 +9,7 @@ import torch
 
 import cairn
 from cairn_testing import assert_same, wait_until
-from tool_programs import BIN_DIR, into_store, steps_of
+from tool_programs import BIN_DIR, steps_of
 
 MIB = 1 << 20
 
@@ -42,14 +42,6 @@ def test_several_steps_and_the_steps_that_are_there(admin, tmp_path):
     assert "step 3: already there" in finished.out
     assert "step 4: copied" in finished.out
     assert_steps(tmp_path / "b", {step: states[step] for step in (1, 3, 4)})
-
-
-def test_other_contents_are_replaced_only_when_asked(admin, tmp_path):
-    states = save_steps(tmp_path / "a", 2)
-    into_store(tmp_path / "b", {"other": torch.ones(3)}, first=2)
-    assert "other contents" in admin("push", f"{tmp_path}/a@1,2", tmp_path / "b", status=2).err
-    assert admin("push", f"{tmp_path}/a@1,2", tmp_path / "b", "--overwrite").status == 0
-    assert_steps(tmp_path / "b", states)
 
 
 def test_impossible_rates_are_refused(admin, tmp_path):
@@ -106,18 +98,3 @@ def test_mirror_follows_until_a_signal(tmp_path, number):
     assert [line.split(b":")[0] for line in out.splitlines()] == [b"step 1", b"step 2", b"step 3"]
     assert os.listdir(tmp_path / "b" / "leases") == []
     assert_steps(tmp_path / "b", {1: state, 2: {"w": state["w"] + 2}, 3: {"w": state["w"] + 3}})
-
-
-def test_killed_push_continues(admin, dump, tmp_path):
-    states = save_steps(tmp_path / "a", 6, megabytes=16)
-    words = ["push", f"{tmp_path}/a@6", tmp_path / "b"]
-    process = subprocess.Popen(
-        [BIN_DIR / "kv-admin", *map(str, words), "--max-rate", "1K", "--threads", "1"]
-    )
-    wait_until(lambda: list(tmp_path.glob("b/segments/*")))  # the copy takes hours more
-    process.kill()
-    process.wait()
-    assert steps_of(tmp_path / "b") == []
-    assert admin(*words).status == 0
-    assert_steps(tmp_path / "b", {6: states[6]})
-    assert dump("verify", tmp_path / "b").status == 0

@@ -196,7 +196,6 @@ def overlap(metadata):
 HOSTILE = {
     "parent": lambda m: first_place(m, relative_path="../x.distcp"),
     "absolute": lambda m: first_place(m, relative_path="/etc/passwd"),
-    "no name": lambda m: first_place(m, relative_path=""),
     "missing file": lambda m: first_place(m, relative_path="__9_9.distcp"),
     "offset": lambda m: first_place(m, offset=10**15),
     "negative offset": lambda m: first_place(m, offset=-1),

@@ -48,19 +48,3 @@ def test_an_edit_reports_what_the_step_has(saved, admin):
     assert out.startswith("step 2: 7 tensors and 1 value") and "no payload written" in out
     with cairn.open(path) as store:
         assert_same(store.read(step=2), {"net": model, "optimizer": {"lr": 0.1}})
-
-
-def test_fork_to_another_store(saved, admin, dump, tmp_path):
-    path, model, head = saved
-    other = tmp_path / "other"
-    to_seven = "--to", other, "--into", 7
-    assert admin("fork", f"{path}@1", *to_seven, status=0).out.startswith("step 7: copied ")
-    admin("fork", path, "--to", other, status=0)
-    assert "already there" in admin("fork", f"{path}@1", *to_seven, status=0).out
-    assert "7" in admin("fork", f"{path}@2", *to_seven, status=2).err
-    with cairn.open(other) as store:
-        assert store.steps() == [2, 7]
-        assert_same(store.read(step=7), {"model": model, "lr": 0.1})
-        assert_same(store.read(step=2), {"model": {"head": head}, "lr": 0.2})
-    assert dump("verify", other).status == 0
-    assert "--to" in admin("fork", path).err

@@ -82,14 +82,6 @@ def test_the_older_step_and_the_file_are_the_newer_step(steps, tmp_path, options
     assert [entry.name for entry in tmp_path.iterdir()] == ["update.safetensors"]
 
 
-def test_sparse_updates_are_small(steps, tmp_path):
-    path, _, _ = steps
-    file = tmp_path / "u.safetensors"
-    words = ["export", path, file, "model.weight", "--since", "1", "--sparse"]
-    assert run_program("kv-admin", *words).status == 0
-    assert file.stat().st_size < 0.05 * 3000 * 2000 * 2
-
-
 def test_nothing_changed_is_a_file_without_tensors(steps, tmp_path):
     path, first, _ = steps
     file = tmp_path / "u.safetensors"

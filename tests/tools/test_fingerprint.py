@@ -7,16 +7,14 @@ import re
 import numpy as np
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from cairn_testing import damage
 from dtensors import sharded
 from ranks import run_on_ranks
-from safetensors.torch import save_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard
 
 import cairn
-from tool_programs import REPOSITORY, into_store, run_interop, run_program
+from tool_programs import REPOSITORY, into_store, run_program
 
 DTYPES = {"torch." + name: name for name in ("float32", "bfloat16", "int64", "bool", "float16")}
 
@@ -138,20 +136,6 @@ def test_it_does_not_depend_on_the_parts_of_ranks(tmp_path):
     assert read_bytes(store, "up.weight") == 0  # the parts have whole pages
     assert read_bytes(store, "half") == 3200
     assert 0 < read_bytes(store, "wte.weight") <= 8 << 20  # two blocks next to the cut
-
-
-def test_other_formats_have_the_same(tmp_path):
-    tensors = model()
-    want = expected(tensors)
-    save_file(tensors, tmp_path / "model.safetensors")
-    dcp.save(tensors, checkpoint_id=tmp_path / "model.dcp", no_dist=True)
-    torch.save(tensors, tmp_path / "model.pt")
-    for name in ("model.safetensors", "model.dcp", "model.pt"):
-        store = tmp_path / name.replace(".", "-")
-        run = run_program if name.endswith("safetensors") else run_interop
-        words = ("kv-admin",) if run is run_program else ()
-        run(*words, "import", store, "--step", 1, tmp_path / name, status=0)
-        assert fingerprint(store) == want, name
 
 
 def test_patterns_and_names(tmp_path):

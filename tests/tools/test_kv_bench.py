@@ -50,12 +50,6 @@ def test_a_bad_setting_in_the_environment_is_one_clear_error(bench, tmp_path):
     assert "CAIRN_IO_DEPTH is 'many'; it must be an integer from 1 to 1024" in refused.err
 
 
-def test_people_get_a_table(bench, tmp_path):
-    text = bench("commit", "--dir", tmp_path, "--ranks", 2, "--chunks", 2).out
-    assert text.startswith("WHAT")
-    assert "2 parts, 2 chunks" in text
-
-
 @pytest.mark.parametrize(
     "words",
     [("commit",), ("commit", "--dir", "/nonexistent"), ("commit", "--dir", ".", "--ranks", "1"),

@@ -42,12 +42,6 @@ def test_without_a_gpu_it_fails_with_the_reason(bench, tmp_path):
     assert len(done.err.splitlines()) == 1
 
 
-def test_the_first_row_describes_the_gpu(gpu_rows):
-    device = gpu_rows("digest")[0]
-    assert device["what"] == "device"
-    assert device["name"] and device["driver_cuda"] and device["multiprocessors"] > 0
-
-
 def test_copies_are_measured_in_both_directions_with_plain_copies(gpu_rows):
     rows = gpu_rows("copies")
     bars = bars_of(rows)

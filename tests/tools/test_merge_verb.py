@@ -71,8 +71,3 @@ def test_errors(path, words, message):
     words = [word.format(p=path) for word in words]
     assert message in run_program("kv-admin", "merge", *words, "--into", 1, status=2).err
     assert steps_of(path) == [100, 200, 300]
-
-
-def test_the_new_step_must_not_exist(path):
-    finished = run_program("kv-admin", "merge", f"{path}@100", f"{path}@200", "--into", 300)
-    assert finished.status == 2 and "300" in finished.err

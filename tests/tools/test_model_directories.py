@@ -160,14 +160,6 @@ def test_folders_are_parts_of_a_pipeline(admin, tmp_path):
     assert_equal(load_file(tmp_path / "out" / "model.safetensors"), {"w": torch.ones(2)})
 
 
-def test_prefix_moves_the_weights_and_not_the_files(admin, model, tmp_path):
-    imported(admin, tmp_path / "s", model, "--prefix", "base")
-    with cairn.open(tmp_path / "s") as store:
-        assert "base.model.wte.weight" in store.keys()
-    exported(admin, tmp_path / "s", tmp_path / "out")
-    assert_equal(load_file(tmp_path / "out" / "model.safetensors"), small_model())
-
-
 def test_what_does_not_belong_to_the_model_is_left_out(admin, model, tmp_path):
     imported(admin, tmp_path / "s", model, "--prefix", "model")
     with cairn.open(tmp_path / "s", mode="a") as store:
@@ -179,21 +171,6 @@ def test_what_does_not_belong_to_the_model_is_left_out(admin, model, tmp_path):
     assert "1 tensor, 1 plain value left out" in finished.err
     assert_equal(load_file(tmp_path / "out" / "model.safetensors"), small_model())
     assert contents(tmp_path / "out") == FILES
-
-
-def test_a_directory_with_files_is_replaced_only_when_asked(admin, model, tmp_path):
-    imported(admin, tmp_path / "s", model)
-    out = tmp_path / "out"
-    out.mkdir()  # an empty directory needs no option
-    exported(admin, tmp_path / "s", out)
-    (out / "stale.txt").write_text("of another model")
-
-    assert "--overwrite" in admin("export", tmp_path / "s", out, "--format", "hf", status=2).err
-    assert (out / "stale.txt").exists()
-
-    exported(admin, tmp_path / "s", out, "--overwrite")
-    assert contents(out) == FILES
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out", "s"]
 
 
 def test_a_dtype_that_the_format_lacks_is_refused_before_anything_is_written(admin, tmp_path):

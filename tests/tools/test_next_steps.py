@@ -344,17 +344,3 @@ def test_a_refused_permission_names_who_must_get_access(prepared):
         assert f"(file {folder}/store" in refused.err
         (folder / "store").chmod(0o755)
         assert run_line(as_nobody, "/").status == 0
-
-
-def test_verify_and_repair_name_each_other_and_the_rebuild(folder):
-    damage_payload(folder)
-
-    verified = run_line("kv-dump verify store", folder)
-    repaired = run_line("kv-admin repair store", folder)
-
-    assert verified.status == repaired.status == 1
-    assert "kv-admin repair store --from MIRROR" in verified.out
-    assert "kv-admin rebuild store" in verified.out
-    assert "--from STORE" in repaired.out and "kv-admin rebuild" in repaired.out
-    must_run("kv-admin repair store --from copy", folder)
-    must_run("kv-dump verify store", folder)

@@ -53,14 +53,6 @@ def test_a_loss_exits_1_and_names_the_case(baselines):
 
 
 @needs_callgrind
-def test_no_loss_exits_0(baselines):
-    fine = run(baselines(digest=1.0))
-
-    assert fine.returncode == 0, fine.stdout + fine.stderr
-    assert "LOSS" not in fine.stdout
-
-
-@needs_callgrind
 def test_what_cannot_be_counted_exits_2(baselines):
     for words in (("--program", "/nonexistent"), ("--baselines", "/nonexistent")):
         failed = run(baselines(), *words)

@@ -41,14 +41,6 @@ def damage_largest_segment(store):
     flip_byte(max((store / "segments").iterdir(), key=lambda path: path.stat().st_size), 4100)
 
 
-def test_what_has_no_copy_is_named(mirrored, admin, dump):
-    store, _ = mirrored
-    damage_largest_segment(store)
-    left = admin("repair", store, status=1)
-    assert "remains: " in left.out and "(key " in left.out
-    assert dump("verify", store).status == 1
-
-
 def test_mistakes(mirrored, admin, tmp_path):
     store, _ = mirrored
     assert "without a step" in admin("repair", f"{store}@100").err

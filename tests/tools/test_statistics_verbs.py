@@ -82,26 +82,6 @@ def test_statistics_that_are_computed_later_are_those_of_a_save(tmp_path, admin,
     assert "no such step" in admin("statistics", f"{store}@99", status=2).err
 
 
-def test_statistics_of_equal_bytes_depend_on_their_dtype(tmp_path, admin):
-    values = np.linspace(-1, 2, 1000, dtype=np.float32)
-    states = {1: values, 2: values.view(np.int32), 3: values, 4: values.view(np.uint8)}
-
-    def saved(name, steps):
-        with cairn.open(tmp_path / name, mode="a") as opened:
-            for step in steps:
-                opened.save(step, {"w": states[step]})
-        return tmp_path / name
-
-    store = saved("store", states)
-    report = admin("statistics", f"{store}@{{1..4}}", "--json", status=0).json()
-    assert (report["chunks"], report["steps"]) == (3, 4)
-    for step in states:
-        alone = saved(f"alone{step}", [step])
-        admin("statistics", alone, status=0)
-        with cairn.open(alone) as expected, cairn.open(store) as opened:
-            assert opened.statistics(step) == expected.statistics(step), step
-
-
 def test_keys_select_tensors_by_conditions(store):
     assert keys_where(store, "nan>0") == ["model.weight"]
     assert keys_where(store, "zeros==10 and max<=0 and min>=0") == ["model.bias"]

@@ -42,14 +42,6 @@ def test_kv_dump_shows_them(path):
     assert run_program("kv-dump", path, "--json").json()["tags"] == {"best": 200}
 
 
-def test_prune(path):
-    run_program("kv-admin", "tag", f"{path}@100", "first")
-    words = "prune", path, "--keep-best", "loss:1"
-    assert "would delete 1 step" in run_program("kv-admin", *words, "--dry-run").out
-    assert "300" in run_program("kv-admin", *words, "--now", status=0).out
-    assert steps_of(path) == [100, 200]
-
-
 def test_a_policy_is_kept_in_the_store(tmp_path):
     path = tmp_path / "store"
     for step in range(1, 6):

@@ -3,7 +3,6 @@ an error, and no code runs but torch's and Cairn's."""
 
 import io
 import os
-import pathlib
 import pickle
 import random
 import shutil
@@ -247,12 +246,8 @@ UNKNOWN = {
     "class": (Unknown(), "Unknown"),
     "set": ({1, 2}, "set"),
     "dtype": (torch.float32, "torch.float32"),
-    "device": (torch.device("cpu"), "torch.device"),
     "sparse": (torch.eye(3).to_sparse(), "_rebuild_sparse_tensor"),
-    "meta": (torch.ones(2, device="meta"), "_rebuild_meta_tensor_no_storage"),
     "conjugated": (torch.ones(2, dtype=torch.complex64).conj(), "conj"),
-    "path": (pathlib.PurePosixPath("a"), "pathlib"),
-    "bytearray": (bytearray(b"x"), "bytearray"),
     "storage": (torch.ones(2).untyped_storage(), "storage"),
 }
 
@@ -338,7 +333,6 @@ CALL = b"\x80\x02c__builtin__\n%s\n("
 FOUR_FLOATS = ("data/0", bytes(16))
 HOSTILE = {
     "no pickle": archive(b"nonsense"),
-    "empty pickle": archive(b""),
     "no data.pkl": archive(b"").replace(b"data.pkl", b"data.pkx"),
     "billion laughs": archive(pickle.dumps(laughs())),
     "list of itself": archive(pickle.dumps(endless())),
@@ -349,20 +343,13 @@ HOSTILE = {
     ),
     "memo number": archive(b"\x80\x02Nr\xff\xff\xff\xff."),
     "unset memo": archive(b"\x80\x02h\x05."),
-    "empty stack": archive(b"\x80\x02a."),
-    "no mark": archive(b"\x80\x02]Ne."),
     "left over": archive(b"\x80\x02NN."),
     "long text": archive(b"\x80\x02X\xff\xff\xff\xffabc."),
     "long text 8": archive(b"\x80\x04\x8d" + b"\xff" * 8 + b"abc."),
-    "not UTF-8": archive(b"\x80\x02X\x02\x00\x00\x00\xff\xfe."),
-    "protocol 9": archive(b"\x80\x09N."),
-    "protocol 0": archive(pickle.dumps({"a": 1}, protocol=0)),
     "extension": archive(b"\x80\x02\x82\x01."),
     "item in a number": archive(b"\x80\x02K\x01NNs."),
     "state of a number": archive(b"\x80\x02K\x01Nb."),
-    "key without a value": archive(b"\x80\x02}(Nu."),
     "beyond the storage": archive(tensor_pickle(0, [5], [1]), FOUR_FLOATS),
-    "offset": archive(tensor_pickle(4, [1], [1]), FOUR_FLOATS),
     "negative offset": archive(tensor_pickle(-1, [1], [1]), FOUR_FLOATS),
     "negative stride": archive(tensor_pickle(3, [2], [-1]), FOUR_FLOATS),
     "huge shape": archive(tensor_pickle(0, [2**62, 2**62], [0, 0]), FOUR_FLOATS),
