@@ -3,7 +3,6 @@
 #include "kv/state/internal/root_change.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -22,6 +21,7 @@
 #include "kv/root/internal/lease.h"
 #include "kv/root/internal/root_log.h"
 #include "kv/state/internal/attempt_outcome.h"
+#include "kv/state/internal/process_id.h"
 #include "kv/state/internal/store_identity.h"
 #include "kv/storage/internal/object_names.h"
 #include "kv/storage/storage.h"
@@ -234,7 +234,7 @@ std::shared_ptr<const CommittedRoot> CurrentRoot(const StoreState& state) {
 }
 
 Result<void> CheckNotForked(const StoreState& state) {
-  if (state.owner == ::getpid()) return {};
+  if (state.owner == ProcessId()) return {};
   return Fail(Error{.code = ErrorCode::kFailedPrecondition,
                     .message = "this process was forked from the one that has the store open; "
                                "open the store in this process",
