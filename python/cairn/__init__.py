@@ -27,6 +27,7 @@ do: ``NotFound``, ``Corrupt``, ``Conflict``, ``Invalid``, ``Unavailable``. Each 
 ``key``, ``step``, ``file`` and ``offset``, where they apply.
 """
 
+# ruff: noqa: F405 - names of the reports
 from __future__ import annotations
 
 import importlib
@@ -46,28 +47,7 @@ if os.path.exists(os.path.join(os.path.dirname(__file__), "versions.py")):
 if TYPE_CHECKING:
     from cairn._mirror.options import Mirror
     from cairn._save.tuning import SaveTuning
-    from cairn.reports import (
-        CheckReport,
-        CompactReport,
-        CopiedStep,
-        DeleteReport,
-        Diff,
-        KeyChange,
-        KeyInfo,
-        LoadReport,
-        MergeReport,
-        MirrorReport,
-        MirrorStatus,
-        ParentStep,
-        PullReport,
-        RetentionPolicy,
-        SaveReport,
-        StateReport,
-        StepHealth,
-        StepInfo,
-        StoreEvent,
-        TensorStatistics,
-    )
+    from cairn.reports import *  # noqa: F403
 
 __all__ = [
     "CheckReport",

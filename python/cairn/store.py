@@ -522,13 +522,13 @@ class Store(Closing):
     def steps(self) -> list[int]:
         """The step numbers, ascending, including those of fallback stores. A store that is open for
         reading sees the steps that a concurrent writer commits."""
-        return self.opened.steps()
+        return self.opened.tiers.steps()
 
     def latest(self) -> int | None:
         """The latest step, which is the default of all methods: the one that was saved last
         (docs/versions.md). It is not the highest if a run has gone back to a lower step. None if
         there is no step."""
-        return self.opened.latest()
+        return self.opened.tiers.latest()
 
     def keys(
         self, step: int | str | None = None, pattern: Patterns = None
@@ -559,9 +559,8 @@ class Store(Closing):
         """How step ``b`` differs from step ``a``, by digests. No tensor is read. With fallback
         stores, raises NotFound if no store has both."""
         a, b = (step_number(self.opened.number(step)) for step in (a, b))
-        tiers = self.opened.tiers
-        native = None if tiers is None else tiers.find_both(a, b)
-        return (native or self.opened.native).compare(a, b, pattern_list(pattern))
+        native = self.opened.tiers.find_both(a, b) or self.opened.native
+        return native.compare(a, b, pattern_list(pattern))
 
     @watched("verifying")
     def damaged_keys(

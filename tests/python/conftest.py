@@ -6,6 +6,7 @@ import itertools
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -64,7 +65,8 @@ def unreachable(monkeypatch: pytest.MonkeyPatch) -> cairn.Mirror:
     """A mirror in a bucket of a server where nobody listens. Its clock advances only when it is
     asked, twice in each attempt, so that there are retries on a machine of any speed."""
     now = itertools.count(0.0, 0.2)
-    monkeypatch.setattr(worker, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    clock = SimpleNamespace(monotonic=lambda: next(now), time_ns=time.time_ns)
+    monkeypatch.setattr(worker, "time", clock)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "name")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.setenv("CAIRN_S3_TIMEOUT", "1")

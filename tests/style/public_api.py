@@ -38,6 +38,8 @@ def definition(module: str, name: str) -> tuple[str, ast.AST | None]:
     for node in ast.walk(parsed(module)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("cairn"):
             for alias in node.names:
+                if alias.name == "*" and (found := definition(node.module, name))[1]:
+                    return found
                 if (alias.asname or alias.name) == name:
                     return definition(node.module, alias.name)
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == name:

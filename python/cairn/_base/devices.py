@@ -54,7 +54,8 @@ def is_reached(device: Any) -> bool:
 
 def current_streams(devices: Iterable[int]) -> Streams:
     """The current stream of each device, on this thread."""
-    return [(device, _address_of(_cuda().current_stream(device))) for device in devices]
+    torch = dtypes.loaded_torch()  # which tensors on devices have imported
+    return [(device, int(torch.cuda.current_stream(device).cuda_stream)) for device in devices]
 
 
 def load(
@@ -73,21 +74,13 @@ def stream_of(stream: Any) -> tuple[int, int]:
     """Device and address of a ``torch.cuda.Stream``, or of a stream of the current device that the
     caller gives by address. Raises Invalid for anything else."""
     if isinstance(stream, int) and not isinstance(stream, bool):
-        return _cuda().current_device(), stream
+        return dtypes.require_torch().cuda.current_device(), stream
     device = getattr(getattr(stream, "device", None), "index", None)
     if device is None or not hasattr(stream, "cuda_stream"):
         raise Invalid(
             f"stream={stream!r}: a torch.cuda.Stream is needed, or the address of one (an int)"
         )
-    return device, _address_of(stream)
-
-
-def _address_of(stream: Any) -> int:
-    return int(stream.cuda_stream)
-
-
-def _cuda() -> Any:
-    return dtypes.require_torch().cuda
+    return device, int(stream.cuda_stream)
 
 
 class TensorKeepAlive:

@@ -167,19 +167,17 @@ class Observers:
         for index, observer in enumerate(self._observers):
             try:
                 observer(event)
-            except Exception:
-                self._log_once(index, observer)
-            except BaseException:
-                if threading.current_thread() is threading.main_thread():
+            except BaseException as error:
+                is_main = threading.current_thread() is threading.main_thread()
+                if is_main and not isinstance(error, Exception):
                     raise
-                self._log_once(index, observer)
-
-    def _log_once(self, index: int, observer: object) -> None:
-        with self._lock:
-            is_first = index not in self._failed
-            self._failed.add(index)
-        if is_first:
-            _log.exception("the observer %r failed; later errors of it are not logged", observer)
+                with self._lock:
+                    is_first = index not in self._failed
+                    self._failed.add(index)
+                if is_first:
+                    _log.exception(
+                        "the observer %r failed; later errors of it are not logged", observer
+                    )
 
 
 def _info_of(store: Any, step: int) -> StepInfo | None:

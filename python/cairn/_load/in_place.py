@@ -41,10 +41,10 @@ def load(opened: Opened, state: Any, step: int | str | None, options: LoadOption
     return report
 
 
-def locate(opened: Opened, step: int | None, tiers: Tiers | None) -> Place:
+def locate(opened: Opened, step: int | None, tiers: Tiers) -> Place:
     """The one of the stores that has the step, and the step. If none has it, this store, which
-    raises NotFound. Without tiers, this store."""
-    if tiers is None:
+    raises NotFound."""
+    if not tiers.others:
         return opened.native, own_step(opened, step)
     found = agree_on_step(opened.ranks, step, lambda: tiers.find(step))
     if found is None:

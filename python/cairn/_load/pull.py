@@ -33,11 +33,11 @@ def wait(opened: Opened, after: int | None, timeout: float) -> int | None:
         raise Invalid(f"timeout={timeout!r}: a number of seconds is needed, at least 0")
     deadline = time.monotonic() + timeout
     while True:
-        newest = opened.latest()
+        newest = opened.tiers.latest()
         if newest is not None and (after is None or newest > after):
             return newest
         # The run has gone back to a lower step.
-        if newest is not None and newest != after and after in opened.steps():
+        if newest is not None and newest != after and after in opened.tiers.steps():
             return newest
         now = time.monotonic()
         if now >= deadline:
@@ -73,9 +73,9 @@ def pull(
 def _both(opened: Opened, since: int, step: int | None) -> tuple[_cairn.Store, int | None]:
     """The store that has both steps, and the step. Collective."""
     tiers = opened.tiers
-    if tiers is None or opened.ranks.world_size > 1:  # ranks use their own store only
+    if not tiers.others or opened.ranks.world_size > 1:  # ranks use their own store only
         return opened.native, own_step(opened, step)
-    newest = opened.latest() if step is None else step_number(step)
+    newest = tiers.latest() if step is None else step_number(step)
     if newest is None:
         return opened.native, None  # which raises NotFound
     return tiers.find_both(since, newest) or opened.native, newest

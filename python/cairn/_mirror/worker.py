@@ -136,7 +136,6 @@ class MirrorWorker:
     def submit(self, job: MirrorJob) -> None:
         """Adds a step. Skips the oldest ones if too many wait."""
         skipped: list[MirrorJob] = []
-        unstarted: list[MirrorJob] = []
         with self._changed:
             self._waiting.append(job)
             self._last_job = job
@@ -145,13 +144,14 @@ class MirrorWorker:
                     self._failed.popleft()
                 else:
                     skipped.append(self._waiting.popleft())
-            if self._is_stopping or not self._start():
+            is_stopping = self._is_stopping
+            is_started = not is_stopping and self._start()
+            if not is_started:
                 self._waiting.remove(job)
-                unstarted.append(job)
-        for one in unstarted:
-            text = f"step {one.step} was not copied to {self._mirror}: no thread can start"
-            error = Unavailable(text, step=one.step)
-            self._give_up(one, self._stopped(one.step) if self._is_stopping else error)
+        if not is_started:
+            text = f"step {job.step} was not copied to {self._mirror}: no thread can start"
+            error = Unavailable(text, step=job.step)
+            self._give_up(job, self._stopped(job.step) if is_stopping else error)
         for old in skipped:
             text = (
                 f"step {old.step} was not copied to the mirror {self._mirror}: more than "

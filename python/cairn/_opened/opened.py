@@ -94,28 +94,7 @@ class Opened:
     def place_of(self, step: int | str | None) -> tuple[_cairn.Store, int | None]:
         """The store that has the step, or the latest step, and the argument for its `contents`."""
         self.map_checks.raise_found()
-        step = self.number(step)
-        found = None if self.tiers is None else self.tiers.find(step)
-        if self.tiers is None or found is None:
-            return self.native, step  # which raises NotFound
-        return self.tiers.native(found.tier) or self.native, found.step
-
-    def steps(self) -> list[int]:
-        """The steps of this store and of its fallback stores."""
-        return self.native.steps() if self.tiers is None else self.tiers.steps()
-
-    def latest(self) -> int | None:
-        """The latest step of this store and of its fallback stores."""
-        if self.tiers is None:
-            return self.native.latest()
-        return next(iter(self.tiers.line()), None)
-
-    def line(self, end: int | None = None, base: int | None = None) -> list[int]:
-        """`end`, by default the latest step, and those from which it has continued, without
-        `base`."""
-        if self.tiers is None:
-            return self.native.line([], end=end, base=base)
-        return self.tiers.line(end, base)
+        return self.tiers.place_of(self.number(step))
 
     def contents(self, step: int | str | None, patterns: list[str]) -> _cairn.Contents:
         """What the patterns select of a step, which may be in a fallback store."""
@@ -162,8 +141,7 @@ class Opened:
             return
         last_save, self.last_save = self.last_save, None
         with ExitStack() as stack:
-            if self.tiers is not None:
-                stack.callback(self.tiers.close)
+            stack.callback(self.tiers.close)
             stack.callback(self._close_mirrors, failed, interrupted)
             stack.callback(self._release, release)
             stack.callback(self.map_checks.wait)

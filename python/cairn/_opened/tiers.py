@@ -65,6 +65,14 @@ class Tiers:
             return self.native(tier) or self._nearest
         return self._open_tier(tier, communicator)
 
+    def place_of(self, step: int | None) -> tuple[_cairn.Store, int | None]:
+        """The store that has the step, or the latest step, and the argument for its `contents`,
+        which raises NotFound if there is no such step."""
+        found = self.find(step) if self.others else None
+        if found is None:
+            return self._nearest, step
+        return self.native(found.tier) or self._nearest, found.step
+
     def steps(self) -> list[int]:
         """The numbers of the steps that are in any of the stores, ascending.
 
@@ -75,9 +83,13 @@ class Tiers:
             found.update(self._steps_of(tier))
         return sorted(found)
 
+    def latest(self) -> int | None:
+        """The latest step of all stores."""
+        return next(iter(self.line()), None) if self.others else self._nearest.latest()
+
     def line(self, end: int | None = None, base: int | None = None) -> list[int]:
-        """The steps on the line of `end`, by default the latest one, without `base`
-        (`Opened.line`). Raises the error of a store that cannot be read."""
+        """`end`, by default the latest step, and those from which it has continued, without `base`.
+        Raises the error of a store that cannot be read."""
         others = (self.native(tier) for tier in range(1, len(self.others) + 1))
         opened = [native for native in others if native is not None]
         return self._nearest.line(opened, end=end, base=base)
@@ -108,7 +120,7 @@ class Tiers:
             warnings.warn(
                 f"a store that may have step {number} was not read: {problem}",
                 RuntimeWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
         return Location(self._newest(number, holders[number])[0], number)
 
@@ -156,10 +168,10 @@ def open_nearest(
     writable: bool,
     communicator: _cairn.Communicator | None,
     options: OpenOptions,
-) -> tuple[_cairn.Store, str, Tiers | None]:
+) -> tuple[_cairn.Store, str, Tiers]:
     """Opens the first store; for reading, the first one that exists. Collective.
 
-    Returns it, its address, and the tiers of it and the stores after it, if there are any.
+    Returns it, its address, and the tiers of it and the stores after it.
     """
     for i, address in enumerate(addresses):
         others = tuple(Tier(other, options.credentials) for other in addresses[i + 1 :])
@@ -176,7 +188,7 @@ def open_nearest(
             if others:
                 continue
             raise
-        return native, address, Tiers(native, others) if others else None
+        return native, address, Tiers(native, others)
     raise Invalid("a store needs an address")
 
 

@@ -19,12 +19,14 @@ import dataclasses
 import enum
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from cairn._base import dtypes
 from cairn._tensors.subclass_registry import find_class, name_of_class
 
 _ITSELF = (type(None), bool, int, str)
+_CONSTANTS = ("dtype", "layout", "memory_format")
 _MAX_DEPTH = 32
 
 
@@ -77,7 +79,7 @@ def _encode_of_torch(value: Any) -> dict[str, Any]:
         return {"size": list(value)}
     if isinstance(value, torch.device):
         return {"device": str(value)}
-    for kind in ("dtype", "layout", "memory_format"):
+    for kind in _CONSTANTS:
         if isinstance(value, getattr(torch, kind)):
             return {kind: str(value).removeprefix("torch.")}
     raise Unsupported(f"contains a {type(value).__module__}.{type(value).__qualname__}")
@@ -115,16 +117,13 @@ def _decode_list(content: Any, depth: int) -> list[Any]:
     return [decode(element, depth + 1) for element in content]
 
 
-def _constant_decoder(kind: str) -> Callable[[Any, int], Any]:
-    def decode_constant(content: Any, depth: int) -> Any:
-        torch = dtypes.require_torch()
-        # Not by getattr, which imports some submodules.
-        constant = vars(torch).get(content)
-        if not isinstance(constant, getattr(torch, kind)):
-            raise ValueError(f"torch.{content} is not a {kind}")
-        return constant
-
-    return decode_constant
+def _decode_constant(kind: str, content: Any, depth: int) -> Any:
+    torch = dtypes.require_torch()
+    # Not by getattr, which imports some submodules.
+    constant = vars(torch).get(content)
+    if not isinstance(constant, getattr(torch, kind)):
+        raise ValueError(f"torch.{content} is not a {kind}")
+    return constant
 
 
 def _decode_enum(content: Any, depth: int) -> enum.Enum:
@@ -161,9 +160,7 @@ _DECODERS: dict[str, Callable[[Any, int], Any]] = {
         decode(key, depth + 1): decode(value, depth + 1) for key, value in content
     },
     "device": lambda content, depth: dtypes.require_torch().device(content),
-    "dtype": _constant_decoder("dtype"),
-    "layout": _constant_decoder("layout"),
-    "memory_format": _constant_decoder("memory_format"),
+    **{kind: partial(_decode_constant, kind) for kind in _CONSTANTS},
     "enum": _decode_enum,
     "dataclass": _decode_dataclass,
     "namedtuple": _decode_namedtuple,

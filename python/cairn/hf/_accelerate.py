@@ -105,7 +105,7 @@ class AcceleratorSaves(Closing):
             raise Invalid(f"load_state from a store has no options {sorted(options)}")
         accelerator = self._accelerator
         self._store.opened.wait_for_last_save()
-        line = self._store.opened.line(base=self._base) if input_dir is None else []
+        line = self._store.opened.tiers.line(base=self._base) if input_dir is None else []
         step = next(iter(line), None) if input_dir is None else _number_of(input_dir)
         if step is None:
             raise NotFound(f"{self._store!r} has no step: call save_state first")

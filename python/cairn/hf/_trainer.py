@@ -107,7 +107,8 @@ class CairnCallback(Closing, TrainerCallback):
         """
         store = self._opened()
         store.opened.wait_for_last_save()
-        number = next(iter(store.opened.line(base=self._base)), None) if step is None else step
+        line = store.opened.tiers.line(base=self._base) if step is None else [step]
+        number = next(iter(line), None)
         if number is None:
             return None
         files = store.read([FILES], number).get(FILES, {})

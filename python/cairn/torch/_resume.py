@@ -104,7 +104,8 @@ class Resume:
         """Loads `step` or the latest one, and returns its number; None if there is no step."""
         self._options.check()
         self._is_latest = step is None
-        own_tiers = self._open_tiers()
+        if own_tiers := self._options.mirrors:
+            self._tiers = self._with_mirrors(own_tiers)
         try:
             self._ranks.begin("resume")
             for number in self._candidates(step):
@@ -114,8 +115,8 @@ class Resume:
                 raise self._nothing_is_left()
             return None
         finally:
-            if own_tiers is not None:
-                own_tiers.close()
+            if own_tiers:
+                self._tiers.close()
 
     def warn(self) -> None:
         """Warns of the steps that were skipped, of those from which a run has gone back, and of the
@@ -131,23 +132,18 @@ class Resume:
             text = f"the step has no state of '{key}', which remains as it is"
             warnings.warn(text, RuntimeWarning, stacklevel=3)
 
-    def _open_tiers(self) -> Tiers | None:
-        """The tiers that exist only for this resume, if there are any."""
-        if not self._options.mirrors:
-            return None
-        known = () if self._tiers is None else self._tiers.others
+    def _with_mirrors(self, mirrors: Sequence[Mirror]) -> Tiers:
+        """The tiers of the store and the mirrors, for this resume only."""
         own = self._opened.credentials
-        mirrors = self._options.mirrors
         more = (Tier(str(mirror), mirror.credentials or own) for mirror in mirrors)
-        self._tiers = Tiers(self._opened.native, (*known, *more))
-        return self._tiers
+        return Tiers(self._opened.native, (*self._tiers.others, *more))
 
     def _candidates(self, step: int | None) -> list[int]:
         """The steps to try, the first one first: `step`, by default the latest one that rank 0
         sees, and what follows on its line, without the base. Sets `passed`."""
         if step is not None and self._options.on_damage == "raise":
             return [step_number(step)]
-        where = self._opened if self._tiers is None else self._tiers
+        where = self._tiers
 
         def find() -> tuple[list[int], tuple[int, int] | None]:
             base = self._options.base
@@ -165,7 +161,7 @@ class Resume:
         """Loads the first undamaged copy of a step. Returns False if all are damaged, in which case
         `skipped` has the error of the first one."""
         if self._options.on_damage == "raise":
-            self._load(self._first_place(number), number)
+            self._load(next(self._places(number)), number)
             return True
         for place in self._places(number):
             damage = self._try_load(place, number)
@@ -175,14 +171,11 @@ class Resume:
             self.skipped.setdefault(number, damage)
         return False
 
-    def _first_place(self, number: int) -> Place:
-        return locate(self._opened, number, self._tiers)
-
     def _places(self, number: int) -> Iterator[Place]:
-        yield self._first_place(number)
-        if self._tiers is None:
-            return
         tiers = self._tiers
+        yield locate(self._opened, number, tiers)
+        if not tiers.others:
+            return
         for tier in self._ranks.on_first(lambda: tiers.copies(number)[1:]):
             yield tiers.open_together(tier, self._ranks.communicator), number
 

@@ -25,7 +25,8 @@ class SignalWatch:
 
     def __init__(self, signals: Iterable[int]) -> None:
         self._pid = os.getpid()
-        self._pending = 0
+        self.pending = 0
+        """Number of the recorded signal, 0 for none."""
         self._restored = False
         self._ending = False
         self._previous: dict[int, Any] = {}
@@ -42,16 +43,11 @@ class SignalWatch:
             self.restore()
             raise Invalid(f"signals={numbers}: {number} cannot be watched ({error})") from error
 
-    @property
-    def pending(self) -> int:
-        """Number of the recorded signal, 0 for none."""
-        return self._pending
-
     def follow(self, number: int) -> None:
         """Delivers signal `number`: calls the previous handler. If the previous handler is the
         default, which ends the process, raises SystemExit(128 + number), so that files and stores
         are closed. Returns if the signal was ignored, or if its handler returns."""
-        self._pending = 0
+        self.pending = 0
         previous = self._previous.get(number, signal.SIG_DFL)
         if callable(previous):
             previous(number, None)
@@ -75,5 +71,5 @@ class SignalWatch:
             previous = self._previous.get(number)
             signal.signal(number, signal.SIG_DFL if previous is None else previous)
             signal.raise_signal(number)
-        elif not self._pending and not self._ending:
-            self._pending = number
+        elif not self.pending and not self._ending:
+            self.pending = number
