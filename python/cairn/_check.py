@@ -43,7 +43,6 @@ def check(opened: Opened, state: Any, step: int | str | None, options: LoadOptio
             options.allow_pickle,
             ranks,
             [],
-            devices=True,
             parts=True,
             refusals=refused,
         )
@@ -85,7 +84,7 @@ def check_state(opened: Opened, state: Any, options: LoadOptions) -> StateReport
         adapter = options.adapt(state)
         patterns = all_patterns(list(options.patterns), options.prefix, adapter.frozen)
         refused, allow_pickle = Refusals(), options.allow_pickle
-        flat = flatten(adapter.state, allow_pickle, ranks, patterns, devices=True, refusals=refused)
+        flat = flatten(adapter.state, allow_pickle, ranks, patterns, refusals=refused)
         sizes = flat.batch.sizes()
         own_samples: list[tuple[str, str, int]] = []
         if ranks.world_size > 1:

@@ -221,7 +221,7 @@ class _Gathering:
         self._homes: dict[str, tuple[int, torch.device]] = {}
         """The id of their sharded form, and their device."""
         shards = Shards(ranks)
-        sources = Sources(shards, devices=True)
+        sources = Sources(shards)
         leaves: dict[str, _Leaf] = {}
 
         def tensor(value: Any, fqn: str) -> None:
@@ -399,7 +399,7 @@ class _Transfer:
         """New memory, which `put` moves into the state, by short identifier."""
         self._keys = {name: key for name, key in tensors.items() if local.get(key) is not None}
         shards = Shards(ranks)
-        sources = Sources(shards, devices=True)
+        sources = Sources(shards)
         self.full = _batch(
             {
                 name: _Leaf(_full_tensor(full[key], key, sources))

@@ -9,12 +9,12 @@ it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from cairn import _cairn
 from cairn._base.patterns import all_patterns
 from cairn._load.contents import check_match, damaged_keys
-from cairn._load.load import Load, LoadOptions
+from cairn._load.load import Load, LoadOptions, Source
 from cairn._load.object_states import ObjectStates, takes_contents
 from cairn._opened.continued import note_loaded
 from cairn._opened.opened import Opened
@@ -24,7 +24,6 @@ from cairn._tensors.stateful import StatefulAdapter
 from cairn.errors import Invalid, NotFound
 
 if TYPE_CHECKING:
-    from cairn.errors import Corrupt
     from cairn.reports import LoadReport
 
 Place = tuple[_cairn.Store, int | None]
@@ -71,18 +70,9 @@ def load_from(opened: Opened, place: Place, state: Any, options: LoadOptions) ->
     """Loads the step at `place`."""
 
     def plan(state: Any, source: Source) -> Load:
-        return Load(place[0], state, source.contents, source.options, opened.ranks, source.skipped)
+        return Load(place[0], state, source, opened.ranks)
 
     return run_load(opened, place, plan, state, options)
-
-
-class Source(NamedTuple):
-    """What a load reads."""
-
-    contents: _cairn.Contents
-    options: LoadOptions
-    """With the patterns below the prefix."""
-    skipped: dict[str, Corrupt]
 
 
 def run_load(

@@ -93,6 +93,15 @@ class LoadOptions(NamedTuple):
         return _cairn.LoadPlan(contents, state, patterns, list(skipped), self.strip_wrappers)
 
 
+class Source(NamedTuple):
+    """What a load reads."""
+
+    contents: _cairn.Contents
+    options: LoadOptions
+    """With the patterns below the prefix."""
+    skipped: dict[str, Corrupt]
+
+
 class Load:
     """One load in place: the constructor plans it and changes nothing, `run` executes it.
 
@@ -107,21 +116,10 @@ class Load:
             ranks.
     """
 
-    def __init__(
-        self,
-        native: _cairn.Store,
-        state: Any,
-        contents: _cairn.Contents,
-        options: LoadOptions,
-        ranks: Ranks,
-        skipped: dict[str, Corrupt] | None = None,
-    ) -> None:
-        """Plans the load, without the leaves in ``skipped``. Raises Invalid, or NotFound for keys
-        that the step lacks."""
+    def __init__(self, native: _cairn.Store, state: Any, source: Source, ranks: Ranks) -> None:
+        """Plans the load. Raises Invalid, or NotFound for keys that the step lacks."""
         self._native = native
-        self._contents = contents
-        self._options = options
-        self._skipped = skipped or {}
+        self._contents, self._options, self._skipped = contents, options, _ = source
         # Ranks exchange stored chunks, not converted ones.
         self.read_once = options.read_once and ranks.world_size > 1 and not contents.is_converted
         self.by_nccl = False

@@ -9,8 +9,8 @@ from cairn import _cairn
 from cairn._base import devices
 from cairn._base.addresses import step_number
 from cairn._base.patterns import patterns_for
-from cairn._load.in_place import Source, own_step, run_load
-from cairn._load.load import Load, LoadOptions
+from cairn._load.in_place import own_step, run_load
+from cairn._load.load import Load, LoadOptions, Source
 from cairn._opened.opened import Opened
 from cairn._ranks.ranks import Ranks
 from cairn._tensors.contents import ValueLeaf, leaf_at
@@ -63,7 +63,7 @@ def pull(
 
     def plan(state: Any, source: Source) -> _Pull:
         base = native.contents(since, source.options.selected)
-        return _Pull(native, state, base, source.contents, source.options, ranks)
+        return _Pull(native, state, base, source, ranks)
 
     report = run_load(opened, (native, number), plan, state, options, is_update=True)
     ranks.warn()
@@ -85,18 +85,12 @@ class _Pull(Load):
     """One update in place: the constructor plans it and changes nothing, `run` executes it."""
 
     def __init__(
-        self,
-        native: _cairn.Store,
-        state: Any,
-        base: _cairn.Contents,
-        contents: _cairn.Contents,
-        options: LoadOptions,
-        ranks: Ranks,
+        self, native: _cairn.Store, state: Any, base: _cairn.Contents, source: Source, ranks: Ranks
     ) -> None:
-        self._base = base
-        self._is_same_step = (base.step, base.generation) == (contents.step, contents.generation)
+        self._base, new = base, source.contents
+        self._is_same_step = (base.step, base.generation) == (new.step, new.generation)
         self._new_values: list[str] = []
-        super().__init__(native, state, contents, options, ranks)
+        super().__init__(native, state, source, ranks)
 
     def run(self) -> PullReport:  # type: ignore[override]
         """Executes the update."""

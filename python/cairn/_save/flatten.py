@@ -34,24 +34,23 @@ def flatten(
     patterns: list[str],
     copies: HostCopies | None = None,
     *,
-    devices: bool = False,
     bytes_io: bool = True,
     parts: bool = False,
     refusals: Refusals | None = None,
 ) -> FlatState:
     """Flattens the leaves that `patterns` select.
 
-    The batch borrows the memory of the tensors and keeps its owners alive. Tensors on a device are
-    copied into `copies`, by default into memory of this batch; with `devices`, those that C++ can
-    access are borrowed too. With `parts`, one rank alone may hold a part of a tensor. Leaves of
-    type _cairn.Pickle are saved as pickles, and with `bytes_io` those of type io.BytesIO as bytes.
+    The batch borrows the memory of the tensors and keeps its owners alive. Tensors that C++ cannot
+    access are copied into `copies`, by default into memory of this batch. With `parts`, one rank
+    alone may hold a part of a tensor. Leaves of type _cairn.Pickle are saved as pickles, and with
+    `bytes_io` those of type io.BytesIO as bytes.
 
     Raises Invalid for leaves that cannot be saved, all of them together. With `refusals`, they are
     added to it instead, and the batch has None in their place.
     """
     found = Refusals() if refusals is None else refusals
     shards = Shards(ranks)
-    sources = Sources(shards, copies, devices=devices, parts=parts)
+    sources = Sources(shards, copies, parts=parts)
 
     def take(value: Any, fqn: str) -> Any:
         try:
@@ -82,7 +81,7 @@ def flatten(
         return pickled(value, fqn, allow_pickle)
 
     try:
-        batch = _cairn.flatten(state, take, patterns, devices, take_key)
+        batch = _cairn.flatten(state, take, patterns, True, take_key)
     except Invalid as error:
         found.add(error)
         found.raise_all()

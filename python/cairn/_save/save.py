@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -79,9 +78,7 @@ def _begin(
     copies: HostCopies | None,
 ) -> PreparedSave:
     opened.ranks.begin(call)
-    prepared = prepare_save(
-        opened.native, opened.ranks, step, state, options, copies, opened.begin_change
-    )
+    prepared = prepare_save(opened, opened.ranks, step, state, options, copies)
     continue_from_loaded(opened.native, prepared.step)
     return prepared
 
@@ -98,18 +95,17 @@ class PreparedSave(NamedTuple):
 
 
 def prepare_save(
-    native: _cairn.Store | None,
+    opened: Opened | None,
     ranks: Ranks,
     step: int,
     state: Any,
     options: SaveOptions,
     copies: HostCopies | None,
-    first: Callable[[], None] = lambda: None,
 ) -> PreparedSave:
-    """Prepares a save of `state` as `step`, after `first()`. Collective.
+    """Prepares a save of `state` as `step`. Collective.
 
     Args:
-        native: None: the store is not open yet, and the step is not looked for.
+        opened: None: the store is not open yet, and the step is not looked for.
         copies: where tensors that C++ cannot read are copied; None: memory of this save alone.
 
     Raises Conflict or Invalid on all ranks if one of them raises it.
@@ -120,22 +116,21 @@ def prepare_save(
     buffers: set[str] = set()
 
     def prepare() -> tuple[dict[str, Any], FlatState]:
-        first()
+        if opened is not None:
+            opened.begin_change()
         if differing not in (None, "refuse", "warn", "ignore"):
             raise Invalid(f"differing={differing!r}: give 'refuse', 'warn' or 'ignore'")
         annotations.update(options.annotations())
         arguments = {"step": step_number(step), **options.native()}
-        if native is not None:
-            _check_new(native, ranks, arguments["step"], options.overwrite)
+        if opened is not None:
+            _check_new(opened.native, ranks, arguments["step"], options.overwrite)
         prefix = clean_prefix(options.prefix)
         adapter = StatefulAdapter(state, prefix, bool(options.tuned("ignore_frozen")))
         if ranks.world_size > 1:
             buffers.update(adapter.buffers())
         patterns = all_patterns(pattern_list(options.keys), prefix, adapter.frozen)
         allow_pickle = options.allow_pickle
-        return arguments, flatten(
-            adapter.state, allow_pickle, ranks, patterns, copies, devices=True
-        )
+        return arguments, flatten(adapter.state, allow_pickle, ranks, patterns, copies)
 
     arguments, flat = prepare_together(ranks, prepare, differing, lambda: buffers)
     streams = current_streams(flat.batch.devices())

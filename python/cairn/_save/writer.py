@@ -109,7 +109,7 @@ class Writer:
             self._names.check(fqn)
             # May run code of the caller; nothing is written before it has succeeded.
             state = StatefulAdapter({fqn: value}).state
-            flat = flatten(state, self._options.allow_pickle, self._ranks, [], devices=True)
+            flat = flatten(state, self._options.allow_pickle, self._ranks, [])
             self._names.take(fqn)
             try:
                 self._write(part, flat.batch)

@@ -97,21 +97,14 @@ class BoxedTensor:
 class Sources:
     """Makes the sources of leaves. Each save has its own object, which remembers copied storages.
 
-    Tensors that are not in host memory are copied into `copies`, which a store keeps from save to
-    save; with `devices`, only those that C++ cannot access. With `parts`, this process may hold a
-    part of a tensor although it is the only rank.
+    Tensors that C++ cannot access are copied into `copies`, which a store keeps from save to save.
+    With `parts`, this process may hold a part of a tensor although it is the only rank.
     """
 
     def __init__(
-        self,
-        shards: Shards,
-        copies: HostCopies | None = None,
-        *,
-        devices: bool = False,
-        parts: bool = False,
+        self, shards: Shards, copies: HostCopies | None = None, *, parts: bool = False
     ) -> None:
         self._shards = shards
-        self._takes_devices = devices
         self._takes_parts = parts
         self._round = (HostCopies() if copies is None else copies).round()
 
@@ -178,16 +171,12 @@ class Sources:
         # Checked before the copy, which would have new memory.
         if tensor.data_ptr() == 0 and tensor.numel() > 0:
             raise refuse(fqn, "a tensor whose storage was freed", "exclude it, or restore it")
-        tensor, device = self._reached(tensor)
+        device = device_of(tensor)
+        if device is None:
+            # Complete storages, so that tensors that share one on the device share its copy, too.
+            tensor, device = self._round.tensor(tensor), HOST
         shape, strides = tuple(tensor.shape), tuple(tensor.stride())
         return Source(TENSOR, code, shape, strides, tensor.data_ptr(), device, tensor)
-
-    def _reached(self, tensor: Any) -> tuple[Any, int]:
-        device = device_of(tensor)
-        if device == HOST or (device is not None and self._takes_devices):
-            return tensor, device
-        # Copies complete storages, so that tensors that share one on the device share its copy too.
-        return self._round.tensor(tensor), HOST
 
 
 def box_dtype(shard: BoxShard, value: Any, fqn: str) -> int:

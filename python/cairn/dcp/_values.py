@@ -48,7 +48,7 @@ def flat_values(values: dict[str, Any]) -> _cairn.Batch:
     """Values by FQN as a batch for C++, with tensors on CUDA devices in place. Raises Invalid for
     values that only a pickle could represent, and for an io.BytesIO, whose type a load by DCP would
     not restore."""
-    batch = flatten(values, False, ALONE, [], devices=True, bytes_io=False).batch
+    batch = flatten(values, False, ALONE, [], bytes_io=False).batch
     batch.take_keys_as_fqns()
     return batch
 

@@ -359,7 +359,7 @@ class _Portion:
         self._shards: dict[str, tuple[int, tuple[Any, ...]]] = {}
         self._owners: list[Any] = []
         self._devices: set[int] = set()
-        self._sources = Sources(Shards(ALONE), devices=True)
+        self._sources = Sources(Shards(ALONE))
 
     def add(self, items: list[WriteItem], planner: SavePlanner, allow_pickle: bool) -> None:
         """Adds all items of one FQN. Raises Invalid if something cannot be saved."""

@@ -81,7 +81,8 @@ def resume(
             ``load_state_dict``; otherwise as :meth:`Saver.resume`, which can also skip damaged
             steps.
     """
-    state, parts = _state_of(store, model, optimizer, scheduler, scaler, dataloader, rng, more)
+    named = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
+    state, parts = _state_of(store, named, dataloader, rng, more)
     number = store.opened.number(base)
     function = "cairn.torch.resume"
     options = ResumeOptions(strict, "raise", (), parts, number, True, takes_base=function)
@@ -118,24 +119,17 @@ def save(
             ``load_state_dict``; otherwise as :meth:`Store.save`.
     """
     step_number(step)
-    state, parts = _state_of(store, model, optimizer, scheduler, scaler, dataloader, rng, more)
+    named = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
+    state, parts = _state_of(store, named, dataloader, rng, more)
     for part in parts:
         state = part.add_to(state)
     return (store.save_async if async_ else store.save)(step, state, **options)
 
 
 def _state_of(
-    store: Store,
-    model: Any,
-    optimizer: Any,
-    scheduler: Any,
-    scaler: Any,
-    dataloader: Any,
-    rng: bool,
-    more: Mapping[str, Any] | None,
+    store: Store, named: dict[str, Any], dataloader: Any, rng: bool, more: Mapping[str, Any] | None
 ) -> tuple[dict[str, Any], list[RankPart]]:
     check_store(store)
-    named = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
     state: dict[str, Any] = {}
     for name, value in named.items():
         if isinstance(value, (list, tuple)):
