@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 
 import pytest
 
 pytest.importorskip("ray.train")
-
-# A loaded machine needs longer than the default of 30 s to start Ray's processes.
-os.environ.setdefault("RAY_raylet_start_wait_time_s", "200")
 
 import cairn
 from cairn.trainers.ray import locate_checkpoint

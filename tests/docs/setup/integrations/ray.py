@@ -1,5 +1,6 @@
 # page
 import ray, ray.train
+import slow_ray
 from ray.train import RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 
