@@ -198,10 +198,7 @@ def exponent(points: list[tuple[int, float]], noise: float) -> float | None:
     ]
     if len(used) < 2 or points[-1][1] < noise:
         return None
-    mean_x = sum(x for x, _ in used) / len(used)
-    mean_y = sum(y for _, y in used) / len(used)
-    above = sum((x - mean_x) * (y - mean_y) for x, y in used)
-    return above / sum((x - mean_x) ** 2 for x, _ in used)
+    return float(numpy.polyfit(*zip(*used), 1)[0])
 
 
 def _series(points: list[dict], name: str, figure: str) -> list[tuple[int, float]]:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import operator
-import os
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from cairn._base.addresses import step_number
-from cairn._base.open_options import OpenOptions
 from cairn._opened.opened import Opened
 from cairn.errors import Conflict, Invalid
 
@@ -20,31 +18,16 @@ if TYPE_CHECKING:
 
 
 def fork(
-    opened: Opened,
-    step: int,
-    into: int | None,
-    to: Opened | str | os.PathLike[str],
-    overwrite: bool,
-    progress: Progress,
+    source: Opened, target: Opened, step: int, into: int | None, overwrite: bool, progress: Progress
 ) -> None:
     """See `Store.fork`, into another store."""
-    if not isinstance(to, Opened):
-        target = Opened(to, "a", None, OpenOptions(alone=True))
-        try:
-            return fork(opened, step, into, target, overwrite, progress)
-        finally:
-            target.close(target.native.close)
-    opened.wait_for_last_save()
-    to.wait_for_last_save()
+    source.wait_for_last_save()
+    target.wait_for_last_save()
     follow: Any = progress
     if callable(progress):
-        function = progress
-
-        def follow(_: int, done: int, total: int) -> object:
-            return function(done, total)
-
+        follow = lambda _, done, total: progress(done, total)  # noqa: E731 - not the step
     number = None if into is None else step_number(into)
-    copied = _copy(opened, to, follow, steps=[step], into=number, overwrite=overwrite)
+    copied = _copy(source, target, follow, steps=[step], into=number, overwrite=overwrite)
     if copied[0].outcome == "deleted":
         raise Conflict(f"step {step} was deleted during the copy")
 

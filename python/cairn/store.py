@@ -1002,9 +1002,13 @@ class Store(Closing):
             if into is None:
                 raise Invalid("fork: give into= (a number), or to= (another store), or both")
             return self.edit(number, into=into, overwrite=overwrite)
+        if not isinstance(to, Store):
+            with open(to, mode="a", alone=True) as target:
+                return self.fork(
+                    number, into=into, to=target, overwrite=overwrite, progress=progress
+                )
         shown = self.opened.progress if progress is None else progress
-        target = to.opened if isinstance(to, Store) else to
-        return _copies.fork(self.opened, number, into, target, overwrite, shown)
+        return _copies.fork(self.opened, to.opened, number, into, overwrite, shown)
 
     @watched("copying to mirrors")
     def wait_mirrored(
