@@ -46,9 +46,9 @@ if(TARGET cairn_cuda)
 endif()
 configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/cairnConfig.cmake.in
   ${PROJECT_BINARY_DIR}/cairnConfig.cmake INSTALL_DESTINATION ${package_dir})
-# Before 1.0 a minor version may change the C++ interface.
+# A minor version only adds to the C++ interface (docs/stability.md).
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/cairnConfigVersion.cmake
-  COMPATIBILITY SameMinorVersion)
+  COMPATIBILITY SameMajorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/cairnConfig.cmake
   ${PROJECT_BINARY_DIR}/cairnConfigVersion.cmake
   DESTINATION ${package_dir} COMPONENT cairn_development)

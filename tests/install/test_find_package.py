@@ -21,9 +21,11 @@ def run(*command: object, **options) -> str:
 def install_and_build(source: Path, folder: Path) -> tuple[Path, Path]:
     """Installs Cairn and builds a project with it. Returns where both are."""
     prefix, build = folder / "prefix", folder / "build"
+    version = re.compile(r'^version = "(\d+)\.(\d+)', re.MULTILINE)
+    major, minor = version.search((ROOT / "pyproject.toml").read_text()).groups()
     run("cmake", "--install", BUILD, "--prefix", prefix)
     run("cmake", "-S", source, "-B", build, "-G", "Ninja", f"-DCMAKE_PREFIX_PATH={prefix}",
-        "-DCMAKE_BUILD_TYPE=Release")
+        "-DCMAKE_BUILD_TYPE=Release", f"-DCAIRN_WANTED={major}.{minor}")
     run("cmake", "--build", build)
     return prefix, build
 
