@@ -1,6 +1,5 @@
 # page
 import ray, ray.train
-import slow_ray
 from ray.train import RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 
