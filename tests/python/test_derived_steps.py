@@ -33,21 +33,6 @@ def assert_saved(store, step, expected):
     assert repr(store.read(step=step)) == repr(store.read(step=1000)) == repr(expected)
 
 
-def test_all_changes_in_one_commit(store):
-    state = sample()
-    store.save(1, state)
-    store.save(
-        2,
-        {"model": {"norm": torch.zeros(9)}, "epoch": 3},
-        tuning=cairn.SaveTuning(incremental=False),
-    )
-    store.edit(
-        1, into=3, drop="optimizer.state", rename={"model": "net"}, graft_from=2, graft="epoch"
-    )
-    expected = {"net": state["model"], "optimizer": {"groups": [{"lr": 0.1}]}, "step": 7}
-    assert_saved(store, 3, {**expected, "epoch": 3})
-
-
 @pytest.mark.parametrize("is_open", [True, False], ids=["a store", "an address"])
 def test_a_fork_to_another_store(store, tmp_path, is_open):
     state = sample()

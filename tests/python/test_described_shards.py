@@ -237,13 +237,3 @@ def test_other_objects_describe_their_shards_too(rank, tmp_path):
     for name in ("dcp", "Rows", "RowsTensor"):
         with cairn.open(tmp_path / name) as store:
             assert torch.equal(store.read()["x"], WHOLE)
-
-
-@pytest.mark.skipif(not hasattr(torch, "bcomplex32"), reason="this torch has no bcomplex32")
-def test_bcomplex32(store: cairn.Store):
-    bits = torch.arange(24, dtype=torch.int32).reshape(4, 6)
-    value = bits.view(torch.bcomplex32)
-    store.save(1, {"z": value, "columns": value[:, 1:3]})
-    back = store.read()
-    assert back["z"].dtype == torch.bcomplex32 and back["columns"].shape == (4, 2)
-    assert torch.equal(back["z"].view(torch.int32), bits)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pydoc
 import shutil
 import subprocess
 import sys
@@ -152,9 +151,3 @@ def test_every_public_name_is_available_in_a_new_process():
 def test_a_name_that_does_not_exist_is_an_attribute_error():
     with pytest.raises(AttributeError, match="'cairn' has no attribute 'savereport'"):
         cairn.savereport  # noqa: B018
-
-
-def test_help_lists_the_classes_that_are_imported_later():
-    text = pydoc.plain(pydoc.render_doc(cairn))
-
-    assert all(f"class {name}" in text for name in ("Mirror", "SaveReport", "Store"))

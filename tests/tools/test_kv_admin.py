@@ -264,18 +264,3 @@ def test_one_name_in_two_files_is_refused(admin, tmp_path):
         save_file({"w": torch.ones(2)}, tmp_path / f"{name}.safetensors")
     files = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
     assert "w" in admin("import", tmp_path / "s", "--step", 1, *files, status=2).err
-
-
-def test_rebuild_names_the_steps_that_cannot_be_restored(admin, dump, tmp_path):
-    store = tmp_path / "s"
-    import_model(admin, tmp_path, store, 1, small_model())
-    assert "nothing to rebuild" in admin("rebuild", store).err
-    min((store / "roots").iterdir()).write_bytes(b"")  # the newest
-    (table,) = (store / "tables").iterdir()
-    table.write_bytes(table.read_bytes()[:-1])
-    segments = segment_names(store)
-
-    finished = admin("rebuild", store, status=2)
-
-    assert table.name in finished.out and "could not be recovered" in finished.err
-    assert segment_names(store) == segments

@@ -137,11 +137,6 @@ def test_a_step_that_waits_for_its_copy_is_not_pruned(path, mirror):
     assert steps_of(mirror) == [1, 2]
 
 
-def test_python_ends_after_the_copies(path, mirror):
-    run_python(SAVE, path, mirror, "1", "end", fresh=True)
-    assert steps_of(mirror) == [1]
-
-
 def test_the_next_process_copies_what_the_last_one_has_not(path, mirror):
     run_python(SAVE, path, "", "1", "kill")
     run_python(SAVE, path, "", "2", "kill")

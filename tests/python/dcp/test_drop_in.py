@@ -127,13 +127,6 @@ def test_other_programs_find_a_checkpoint(storage, path, asynchronous):
     assert storage.load(blank(), path)["step"] == 3
 
 
-@pytest.mark.parametrize("address", ["memory:marked", "memory:marked-3@3"])
-def test_the_marker_is_in_every_kind_of_storage(address):
-    dcp.save(STATE, storage_writer=CairnWriter(address))
-
-    assert b"Cairn" in _cairn.read_object(address.partition("@")[0], ".metadata")
-
-
 def test_no_save_that_failed_looks_like_a_checkpoint(path):
     assert errors_of(CAIRN.save, {"w": torch.ones(2), "x": object()}, path)
 
@@ -329,13 +322,9 @@ def test_bytes_io_is_loaded_as_bytes_io(storage, path, asynchronous):
     assert target["empty"].getvalue() == b""
     # torch's files keep the position too; it is not part of a store.
     assert target["inner"]["data"].tell() == (3 if storage is FILES else 0)
-
-
-def test_bytes_io_is_bytes_in_the_store(path):
-    CAIRN.save({"data": io.BytesIO(b"abc")}, path)
-
-    with cairn.open(path) as store:
-        assert store.read() == {"data": b"abc"}
+    if storage is CAIRN:
+        with cairn.open(path) as store:
+            assert store.read("inner")["inner"]["data"] == b"\x80 some bytes"
 
 
 # Plan caching
