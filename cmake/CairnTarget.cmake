@@ -76,9 +76,13 @@ function(cairn_compile_for_programs target)
   target_compile_options(${target} PRIVATE ${CMAKE_CXX_COMPILE_OPTIONS_PIE})
 endfunction()
 
-# For programs, whose work is done by the libraries: compiling them takes a quarter less.
+# For programs, whose work is done by the libraries: compiling them takes a quarter less. In a wheel
+# they are small instead (by 30 %), which makes the precompiled headers invalid.
 function(cairn_optimize_less target)
-  target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
+  if(SKBUILD)
+    set_target_properties(${target} PROPERTIES DISABLE_PRECOMPILE_HEADERS ON)
+  endif()
+  target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:$<IF:$<BOOL:${SKBUILD}>,-Os,-O1>>)
 endfunction()
 
 function(cairn_target_options target)

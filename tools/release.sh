@@ -83,7 +83,7 @@ Logged .venv/bin/python -c 'import sys, scikit_build_core.build as b; b.build_sd
 # The Debian packages, and the Python package whose docstrings are in the site. The CUDA layer is only
 # in wheels, so that the packages do not depend on what this machine has.
 Logged cmake --preset release -B "$build" -DCAIRN_BUILD_TESTS=OFF -DCMAKE_UNITY_BUILD=ON \
-  -DCAIRN_ENABLE_CUDA=OFF "-DCMAKE_CXX_FLAGS=-ffile-prefix-map=$PWD/="
+  -DCAIRN_ENABLE_CUDA=OFF "-DCMAKE_CXX_FLAGS=-ffile-prefix-map=$PWD/= -ffile-prefix-map=../="
 Logged cmake --build "$build" -j "$(nproc)"
 Logged cpack -G DEB --config "$build/CPackConfig.cmake" -B "$build/packages"
 cp "$build"/packages/*.deb "$dist"

@@ -7,7 +7,8 @@
 #include "cuda/internal/kernels.h"
 
 namespace cairn::cuda::internal {
-namespace {
+// Not unnamed: kernels of an unnamed namespace are named after the path of their source.
+inline namespace copy_kernels {
 
 constexpr int kWarpLanes = 32;
 constexpr int kThreads = 256;
@@ -105,7 +106,7 @@ cudaError_t LaunchStridedOf(const cudaLaunchConfig_t& config, const StridedCopyJ
       job.tensor, job.begin_units, job.unit_count, job.packed, job.unpack);
 }
 
-}  // namespace
+}  // namespace copy_kernels
 
 cudaError_t LaunchCopies(const CopyJob* jobs, uint32_t count, int multiprocessors,
                          cudaStream_t stream) {

@@ -16,7 +16,8 @@
 #include "kv/base/digest.h"
 
 namespace cairn::cuda::internal {
-namespace {
+// Not unnamed: kernels of an unnamed namespace are named after the path of their source.
+inline namespace digest_kernels {
 
 constexpr unsigned kAllLanes = 0xffffffffu;
 constexpr int kWarpLanes = 32;
@@ -256,7 +257,7 @@ cudaError_t LaunchOverPages(uint64_t page_count, int multiprocessors, cudaStream
   return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 
-}  // namespace
+}  // namespace digest_kernels
 
 cudaError_t LaunchDigest(const DigestLaunch& launch, int multiprocessors, cudaStream_t stream) {
   return LaunchOverPages(launch.page_count, multiprocessors, stream, DigestPages, launch);

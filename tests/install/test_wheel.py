@@ -85,6 +85,7 @@ def venv(wheel, tmp_path_factory) -> Path:
 def test_the_wheel_has_the_stable_abi_and_runs_on_any_linux_with_its_glibc(wheel):
     name = r"cairn_ckpt-[\d.]+(rc\d+)?-cp310-abi3-manylinux_2_28_(x86_64|aarch64)\.whl"
     assert re.fullmatch(name, wheel.name)
+    assert wheel.stat().st_size <= 18_000_000
     run(sys.executable, "-m", "abi3audit", "--strict", "--assume-minimum-abi3", "3.10", wheel)
 
 
