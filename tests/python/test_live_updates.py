@@ -52,6 +52,31 @@ def test_pull_reads_only_what_differs(store):
     assert (again.changed, again.compared_bytes, again.bytes_read) == ((), 0, 0)
 
 
+def test_leaves_of_all_kinds_are_updated(store):
+    def state(number: int) -> dict:
+        return {
+            "scalar": np.float32(number),
+            "big_endian": np.full(1000, number, ">f4"),
+            "strided": torch.full((300, 200), float(number)).t(),
+            "same": torch.ones(5),
+            "list": [number, (number, "text")],
+            "empty": torch.zeros(0, 3),
+        }
+
+    store.save(1, state(1))
+    store.save(2, state(2))
+    served = state(1)
+    array, strided = served["big_endian"], served["strided"]
+
+    report = store.pull(served, since=1)
+
+    assert set(report.changed) == {"scalar", "big_endian", "strided", "list.0", "list.1.0"}
+    assert served["big_endian"] is array and served["strided"] is strided
+    assert np.array_equal(array, state(2)["big_endian"])
+    served["big_endian"] = array.astype("f4")  # the form that assert_same compares
+    assert_same(served, state(2))
+
+
 def test_missing_steps_and_keys_are_named(store):
     store.save(1, {"a": torch.ones(3)})
     store.save(2, {"a": torch.ones(3), "b": torch.ones(2)})

@@ -14,7 +14,9 @@ from cairn_testing import assert_same
 from dtensors import assert_shard, sharded, whole
 from ranks import run_on_ranks, with_ranks
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import cairn
@@ -139,6 +141,28 @@ def test_who_saves_alone_must_have_all(rank, path):
         assert torch.equal(store.read()["t"], whole("uneven"))
 
 
+@with_ranks()
+def test_asynchronous_saves(rank, path):
+    mesh = init_device_mesh("cpu", (4,))
+    state = {"t": sharded(whole("uneven"), mesh, (Shard(0),)), "n": 0}
+    with cairn.open(path, mode="a") as store:
+        for step in range(1, 6):
+            state["n"] = step
+            handle = store.save_async(step, state)
+            handle.wait_staged()
+            state["t"]._local_tensor.add_(1)
+        assert handle.result(60).step == 5
+        store.save_async(6, state)
+        assert store.delete(2).steps == (2,)
+        assert store.prune(keep_last=2).steps == (1, 3, 4)
+        assert store.steps() == [5, 6]
+        # The one that is under way when the store is closed is finished.
+        store.save_async(7, state)
+    with cairn.open(path) as store:
+        assert store.steps() == [5, 6, 7]
+        assert_same(store.read(step=5), {"t": whole("uneven") + 4, "n": 5})
+
+
 @with_ranks(2)
 def test_results_of_functional_collectives(rank, path):
     from torch.distributed import _functional_collectives as collectives
@@ -157,6 +181,73 @@ def test_results_of_functional_collectives(rank, path):
         for got in targets.values():
             assert got.tolist() == [0, 0, 1, 1]
         assert store.read()["plain"].tolist() == [0, 0, 1, 1]
+
+
+class Net(nn.Module):
+    """A model of odd sizes with tied weights."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embed = nn.Embedding(11, 6)
+        self.up, self.down = nn.Linear(6, 10), nn.Linear(10, 6, bias=False)
+        self.head = nn.Linear(6, 11, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, words):
+        return self.head(self.down(torch.relu(self.up(self.embed(words)))))
+
+
+def train(model, optimizer) -> None:
+    optimizer.zero_grad()
+    model(torch.arange(4) + dist.get_rank()).square().sum().backward()
+    optimizer.step()
+
+
+def trained(seed: int, mesh=None) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A model under FSDP2 and its optimizer, which has a state."""
+    model = Net(seed)
+    for part in (model.up, model.down, model):
+        fully_shard(part, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    train(model, optimizer)
+    return model, optimizer
+
+
+def full_state(model: nn.Module) -> dict[str, torch.Tensor]:
+    return dict(get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)))
+
+
+def train_fsdp2(rank, path):
+    model, optimizer = trained(1)
+    want = full_state(model)
+    with cairn.open(path, mode="a") as store:
+        state = {"model": model, "optimizer": optimizer, "epoch": 3}
+        store.save(1, state)
+        store.save_async(2, state).result(60)
+
+        # Resumes on another mesh, in place, and continues with the same results.
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+        other, other_optimizer = trained(2, mesh)
+        target = {"model": other, "optimizer": other_optimizer, "epoch": 0}
+        store.load(target, read_once=True)
+        assert target["epoch"] == 3 and target["model"] is other
+        assert_same(full_state(other), want)
+        train(model, optimizer)
+        train(other, other_optimizer)
+        torch.testing.assert_close(full_state(other), full_state(model))
+    return want
+
+
+def test_fsdp2_resumes_on_another_mesh(path):
+    want = run_on_ranks(train_fsdp2, path)[0]
+    # One process, no group: a plain model.
+    with cairn.open(path) as store:
+        assert store.steps() == [1, 2]
+        plain = Net(3)
+        store.load(plain, step=2, prefix="model")
+        assert_same(dict(plain.state_dict()), want)
+        assert plain.head.weight is plain.embed.weight
 
 
 @with_ranks()

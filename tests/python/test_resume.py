@@ -4,8 +4,13 @@ bit for bit."""
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 import random
+import re
+import signal
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +20,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from cairn_testing import assert_same
+from interpreters import Program
 from ranks import run_on_ranks, with_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -215,6 +221,49 @@ def test_a_stateful_dataloader_continues_bit_for_bit(path, workers, own_generato
     assert_same_training(interrupted(path, make, (2, 3, 4, LAST)), whole)
 
 
+TRAIN = """
+import sys, cairn, test_resume, torch
+torch.set_num_threads(1)
+with cairn.open(sys.argv[1], mode="a") as store:
+    training = test_resume.Training()
+    start = cairn.torch.resume(store, **training.parts())
+    batches = iter(training.dataloader)
+    for step in range(start, 40):
+        training.optimizer.zero_grad()
+        loss = training.model(next(batches)).square().mean()
+        training.scaler.scale(loss).backward()
+        training.scaler.step(training.optimizer)
+        training.scaler.update()
+        print(step, loss.item().hex(), flush=True)
+        cairn.torch.save(store, step, async_=step % 2 == 1, **training.parts())
+"""
+
+
+def test_kills_at_random_moments_change_nothing(path, tmp_path):
+    def run(store: Path, lines: int | None) -> list[tuple[int, str]]:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        child = Program(["-c", TRAIN, str(store)], environment)
+        found = []
+        for line in child.stdout:
+            step, loss = line.split()
+            found.append((int(step), loss))
+            if len(found) == lines:
+                time.sleep(moments.random() / 50)  # at any moment of the save
+                child.kill()  # and what it has printed until then is read
+        errors = child.communicate()[1]
+        assert child.returncode == (0 if lines is None else -signal.SIGKILL), errors
+        return found
+
+    moments = random.Random(45)
+    whole = dict(run(tmp_path / "whole", None))
+    found: list[tuple[int, str]] = []
+    for _ in range(9):
+        found += run(path, moments.randrange(1, 5))  # 36 steps at most, of 40
+    found += run(path, None)
+    assert dict(found) == whole
+    assert all(whole[step] == loss for step, loss in found)
+
+
 def test_a_new_run_starts_at_step_0_and_changes_nothing(store):
     training = Training()
     before = copy.deepcopy(training.state())
@@ -306,6 +355,27 @@ def test_an_address_in_place_of_a_store_is_refused(path):
     ):
         with pytest.raises(cairn.Invalid, match=rf"cairn.open\('{path}', mode='a'\) returns"):
             call()
+
+
+@pytest.mark.parametrize(
+    ("given", "advice"),
+    [
+        ({"b": torch.ones(2)}, "which takes keys="),
+        ({"a": torch.ones(3)}, "use Store.load with keys='!a' to leave it out"),
+        ({"a": torch.ones(2, dtype=torch.bfloat16)}, "use Store.load with cast=True"),
+        ({"net": {"a": torch.ones(2)}}, "use Store.load with rename="),
+        ({}, "which takes keys="),
+    ],
+)
+def test_errors_propose_what_the_called_function_takes(store, given, advice):
+    store.save(1, {"a": torch.zeros(2)})
+    store.save(2, {"a": torch.zeros(2)})
+    with pytest.raises(cairn.Error, match=re.escape(advice)) as caught:
+        cairn.torch.resume(store, more=given)
+    assert not hasattr(caught.value, "__notes__")  # step 2 continues from step 1
+    with cairn.torch.Saver(store, every=1, signals=()) as saver:
+        with pytest.raises(cairn.Error, match=re.escape(advice)):
+            saver.resume(given)
 
 
 def test_a_first_step_that_lacks_keys_may_be_a_base(store):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -319,3 +320,27 @@ def test_ranks_with_different_arguments_are_refused(rank: int, path) -> None:
                 with store.writer(**arguments) as writer:
                     writer.add(f"t{rank}", 1)
         store.save(5, {"a": 1})
+
+
+def die(rank: int, path: str) -> str:
+    # Far longer than the test may take: a rank that waited for that long would be noticed.
+    with cairn.open(path, mode="a", timeout=3600) as store:
+        store.save(1, {"t": torch.ones(4)})
+        try:
+            with store.writer(2) as writer:
+                writer.add(f"t{rank}", torch.rand(2 * MIB))
+                if rank == 1:
+                    os.kill(os.getpid(), signal.SIGKILL)
+        except Unavailable as error:
+            store.abandon()
+            return f"unavailable: {error}"
+    return "committed"
+
+
+def test_a_rank_that_is_killed_fails_the_others(path):
+    outcomes = run_on_ranks(die, str(path), world_size=3, may_die=(1,))
+
+    assert all(outcomes[rank].startswith("unavailable") for rank in (0, 2)), outcomes
+    with cairn.open(path, mode="a") as store:
+        assert store.steps() == [1]
+        assert len([name for name in stored_files(path) if name.startswith("segments")]) == 1

@@ -16,6 +16,7 @@ from tool_programs import (
     assert_equal,
     import_model,
     run_interop,
+    run_program,
     small_model,
     steps_of,
 )
@@ -67,6 +68,19 @@ def test_export_replaces_nothing_unasked(admin, tmp_path, suffix, load):
     assert target.read_text() == "precious"
     assert admin("export", tmp_path / "s", target, "--overwrite").status == 0
     assert_equal(load(target), {"a": torch.ones(2)})
+
+
+def test_import_below_a_prefix(admin, dump, tmp_path):
+    import_model(admin, tmp_path, tmp_path / "s", 1, {"w": torch.ones(2)}, "--prefix", "model")
+    assert [r["fqn"] for r in dump("keys", tmp_path / "s", "--json").json()["keys"]] == ["model.w"]
+
+
+def test_a_step_is_replaced_only_when_asked(admin, dump, tmp_path):
+    import_model(admin, tmp_path, tmp_path / "s", 1, {"w": torch.ones(2)})
+    admin("import", tmp_path / "s", "--step", 1, tmp_path / "model-1.safetensors", status=2)
+    import_model(admin, tmp_path, tmp_path / "s", 1, {"w": torch.zeros(2)}, "--overwrite")
+    assert dump("show", tmp_path / "s", "w", "--json").json()["values"] == [0, 0]
+    assert dump("verify", tmp_path / "s").status == 0
 
 
 def test_base_is_the_named_step(admin, dump, tmp_path):
@@ -264,3 +278,48 @@ def test_one_name_in_two_files_is_refused(admin, tmp_path):
         save_file({"w": torch.ones(2)}, tmp_path / f"{name}.safetensors")
     files = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
     assert "w" in admin("import", tmp_path / "s", "--step", 1, *files, status=2).err
+
+
+VERBS = {
+    "kv-admin": "import export delete tag untag policy prune compact compression rebuild repair "
+                "rename drop graft fork merge push pull mirror check-storage",
+    "kv-dump": "overview steps keys chunks show diff history segments space verify report serve",
+}
+
+
+@pytest.mark.parametrize("program", VERBS)
+def test_the_help_has_each_verb_with_examples(program):
+    text = run_program(program, "--help").out
+    for verb in VERBS[program].split():
+        assert f"  {verb} " in text
+        assert "Examples:" in run_program(program, verb, "--help").out
+
+
+def test_rebuild_restores_a_store_whose_roots_do_not_open(admin, dump, tmp_path):
+    store = tmp_path / "s"
+    import_model(admin, tmp_path, store, 1, small_model())
+    import_model(admin, tmp_path, store, 2, small_model())
+    for root in (store / "roots").iterdir():
+        root.write_bytes(b"")
+    assert "kv-admin rebuild" in dump("keys", store, status=2).err
+
+    assert "2 steps" in admin("rebuild", store, status=0).out
+
+    assert dump("verify", store).status == 0
+    assert admin("export", f"{store}@1", tmp_path / "o.safetensors").status == 0
+    assert_equal(load_file(tmp_path / "o.safetensors"), small_model())
+
+
+def test_rebuild_names_the_steps_that_cannot_be_restored(admin, dump, tmp_path):
+    store = tmp_path / "s"
+    import_model(admin, tmp_path, store, 1, small_model())
+    assert "nothing to rebuild" in admin("rebuild", store).err
+    min((store / "roots").iterdir()).write_bytes(b"")  # the newest
+    (table,) = (store / "tables").iterdir()
+    table.write_bytes(table.read_bytes()[:-1])
+    segments = segment_names(store)
+
+    finished = admin("rebuild", store, status=2)
+
+    assert table.name in finished.out and "could not be recovered" in finished.err
+    assert segment_names(store) == segments

@@ -109,6 +109,13 @@ def test_space_adds_up_the_parts_of_a_state(dump, tmp_path):
     assert "No tensor of step 2 matches" in dump("space", path, "nothing").out
 
 
+def test_overview_for_people_names_the_next_steps(dump, two_steps):
+    text = dump(two_steps).out
+    assert f"kv-dump verify {two_steps}" in text
+    assert "2, from 100 to 200" in text
+    assert "\033" not in text
+
+
 def test_store_called_like_a_verb_is_reached_by_its_path(dump, admin, tmp_path):
     import_model(admin, tmp_path, tmp_path / "steps", 1, small_model())
     assert dump("./steps", "--json", cwd=tmp_path).json()["steps"] == 1
@@ -138,6 +145,17 @@ def test_keys_are_exact(dump, two_steps):
 
 def keys_of(dump, store, *patterns):
     return [row["fqn"] for row in dump("keys", store, *patterns, "--json").json()["keys"]]
+
+
+def test_patterns_take_elements_not_letters(dump, two_steps):
+    assert keys_of(dump, two_steps, "model.layers.1") == ["model.layers.1.w"]
+    some = keys_of(dump, two_steps, "model.**", "!model.layers")
+    assert some == ["model.ids", "model.new", "model.wte.weight"]
+
+
+def test_a_pattern_may_be_a_set_alone(dump, tmp_path):
+    into_store(tmp_path / "s", {name: torch.ones(1) for name in ("a", "b", "c", "ab")})
+    assert keys_of(dump, tmp_path / "s", "[ab]", "[c]") == ["a", "b", "c"]
 
 
 def test_control_characters_in_names_are_escaped_wherever_they_are(dump, admin, tmp_path):
@@ -320,6 +338,13 @@ def test_distances_of_large_integers_are_not_rounded_away(dump, tmp_path):
 def test_diff_of_equal_steps_exits_0(dump, two_steps):
     assert dump("diff", f"{two_steps}@100", "@100", "--json", status=0).json()["changes"] == []
     assert dump("diff", f"{two_steps}@100", "@200", "model.layers").status == 0
+
+
+def test_verify_of_a_healthy_store_exits_0(dump, two_steps):
+    finished = dump("verify", two_steps, "--json", status=0)
+    assert finished.json()["ok"] is True
+    assert finished.json()["bytes_read"] >= MODEL_BYTES
+    assert dump("verify", f"{two_steps}@100").status == 0
 
 
 def test_json_may_precede_the_verb(dump, two_steps):
