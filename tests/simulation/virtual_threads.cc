@@ -27,6 +27,7 @@
 #include <set>
 #include <string>
 
+#include "kv/state/internal/process_id.h"
 #include "tests/simulation/scheduler.h"
 
 namespace cairn::simulation {
@@ -319,3 +320,9 @@ uint32_t arc4random() noexcept {
 }
 
 }  // extern "C"
+
+namespace cairn::kv::internal {
+
+pid_t ProcessId() { return ::getpid(); }  // which the page of this process cannot know
+
+}  // namespace cairn::kv::internal

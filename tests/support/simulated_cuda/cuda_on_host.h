@@ -17,7 +17,7 @@
 #include "tests/support/simulated_cuda/kernel_block.h"
 
 #undef __constant__
-#define __constant__ static
+#define __constant__
 #define __launch_bounds__(...)
 
 // CUDA's template of that name passes addresses of arguments without their sizes.
