@@ -42,8 +42,8 @@ using RangeCallback = std::function<Result<void>(size_t, std::span<const std::by
 /// into memory of the reader, and the callback gets a view of them that is valid only during the
 /// call.
 struct ReadRange {
-  /// Such a range and the part of a page before it fit into a block of IoOptions::block_bytes, whose
-  /// memory is one huge page: a disk reads into 512 small pages at half the rate.
+  /// Such a range, with the part of a page before it, fits into a block of 2 MiB, whose memory is
+  /// one huge page. A disk reads into 512 small pages at half the rate.
   static constexpr uint64_t kMaxLentBytes = 1 << 20;
 
   uint64_t segment_id = 0;
