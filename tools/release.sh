@@ -92,6 +92,7 @@ Archive "cairn-site-$version" "$build/site/html"
 
 python3 tools/wheel/sbom.py "$version" >"$dist/cairn-$version.cdx.json"
 cp NOTICE "$dist"
+chmod 644 "$dist"/*
 (cd "$dist" && sha256sum -- * >SHA256SUMS)
 rm -rf dist
 mv "$dist" dist
