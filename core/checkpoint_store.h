@@ -290,7 +290,7 @@ class CheckpointStore {
 
  private:
   friend class AsyncSaver;  // saves a plan that it has staged
-  friend class StepPart;
+  friend class StepPart;    // measures its portions
   internal::RankInWorld rank_in_world() const;
   internal::TreeCache& trees() const;
   internal::CompressionRates& rates() const;

@@ -26,7 +26,7 @@ version=
 while (($#)); do
   case $1 in
     -h | --help) Usage 0 ;;
-    --arch) arch=${2:-} && shift ;;
+    --arch) arch=${2:-}; (($# > 1)) && shift ;;
     --check-reproducible) check=1 ;;
     -*) Usage 2 >&2 ;;
     *) version=$1 ;;

@@ -51,9 +51,9 @@ struct SaveOptions {
   /// in device memory are not compressed. If empty, `compress_if_fast` decides or, if that is
   /// false, the setting of the store (kv::Store::SetCompression).
   std::optional<bool> compress;
-  /// Compresses unless the saves of this process write faster without, as measured: the first save
-  /// does not compress, the second does, and later ones do what was faster. Every 16th tries the
-  /// other way. In a multi-rank store each rank decides for its own chunks.
+  /// Compresses unless the saves through this store write faster without, as measured: the first
+  /// save does not compress, the second does, and later ones do what was faster. Every 16th tries
+  /// the other way. In a multi-rank store each rank decides for its own chunks.
   bool compress_if_fast = false;
   /// Records the statistics of each chunk (kv/base/chunk_record.h), which are computed when its
   /// bytes are digested. A state with tensors in device memory is refused with kInvalidArgument.

@@ -1,6 +1,6 @@
 #pragma once
-/// Whether saves that may choose compress: by the rates at which the saves of this process have
-/// written chunks with compression and without.
+/// Whether saves that may choose compress: by the rates at which the saves through one open store
+/// have written chunks with compression and without.
 
 #include <array>
 #include <cstdint>

@@ -119,7 +119,8 @@ class Load:
     def __init__(self, native: _cairn.Store, state: Any, source: Source, ranks: Ranks) -> None:
         """Plans the load. Raises Invalid, or NotFound for keys that the step lacks."""
         self._native = native
-        self._contents, self._options, self._skipped = contents, options, _ = source
+        contents, options, self._skipped = source
+        self._contents, self._options = contents, options
         # Ranks exchange stored chunks, not converted ones.
         self.read_once = options.read_once and ranks.world_size > 1 and not contents.is_converted
         self.by_nccl = False

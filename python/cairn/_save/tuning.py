@@ -33,7 +33,7 @@ class SaveTuning:
     """Records statistics of the values of each chunk (:meth:`cairn.Store.statistics`)."""
     compress: bool | Literal["auto"] | None = None
     """As in docs/compression.md; by default as :meth:`cairn.Store.set_compression` has set.
-    ``"auto"`` compresses unless the saves of this process are faster without, as measured."""
+    ``"auto"`` compresses unless saves through this store are faster without, as measured."""
     share_equal: bool = False
     """Stores chunks with equal bytes once, whatever their keys are (docs/shared-chunks.md)."""
     ignore_frozen: bool = False
