@@ -334,7 +334,9 @@ def test_measures_of_all_ranks_count_nothing_twice(job):
     assert "written_bytes" not in saves[1]
     assert sum(one["rank_written_bytes"] for one in saves) == total
     assert [one.get("steps") for one in deletes] == [1, None]
-    assert [metrics.measures(event).get("reuse") for event in ranks[0][:2]] == [0, 1]
+    # The event of a copy to the mirror may come between those of the saves.
+    reuse = [metrics.measures(one).get("reuse") for one in ranks[0] if one.kind == "save"]
+    assert reuse[:2] == [0, 1]
     assert ["freed_bytes" in one for one in deletes] == [True, False]
 
 
