@@ -10,7 +10,7 @@
 namespace cairn::kv::internal {
 namespace {
 
-constexpr uint64_t kUnsortedBytes = 4 << 20;
+constexpr uint64_t kUnsortedBytes = 1 << 20;
 
 }  // namespace
 

@@ -14,7 +14,7 @@
 
 namespace cairn::kv::internal {
 
-/// Memory: at most `memory_bytes` of sorted runs, 12 MiB of records that are not sorted yet, and
+/// Memory: at most `memory_bytes` of sorted runs, 4 MiB of records that are not sorted yet, and
 /// about 2 MiB per spilled run. What exceeds this is merged and spilled to a run in an object with
 /// the name of a table that no root reaches. The destructor removes it. Threads: one.
 class RecordSorter {
