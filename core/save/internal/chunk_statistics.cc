@@ -17,6 +17,10 @@
 #ifndef CAIRN_CORE_SAVE_CHUNK_STATISTICS_
 #define CAIRN_CORE_SAVE_CHUNK_STATISTICS_
 namespace cairn::core::internal {
+// Sums are added up in this many bytes of partial sums, the largest vector of any processor: with
+// shorter vectors too, so that a mean has the same bits on all processors.
+inline constexpr size_t kSumBytes = 64;
+
 struct BlockSums {
   double min = 0;
   double max = 0;
@@ -34,28 +38,40 @@ namespace hn = hwy::HWY_NAMESPACE;
 template <typename T>
 size_t SumUpVectors(const T* numbers, size_t count, BlockSums& sums) {
   constexpr T kInfinity = std::numeric_limits<T>::infinity();
+  constexpr size_t kPartialSums = kSumBytes / sizeof(T);
   const hn::ScalableTag<T> d;
-  const size_t summed = count / hn::Lanes(d) * hn::Lanes(d);
+  constexpr size_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
+  static_assert(kPartialSums % kLanes == 0);
+  const size_t summed = count / kPartialSums * kPartialSums;
   auto min = hn::Set(d, kInfinity);
   auto max = hn::Set(d, -kInfinity);
-  auto sum = hn::Zero(d);
+  hn::Vec<decltype(d)> sum[kPartialSums / kLanes];
+  for (auto& vector : sum) vector = hn::Zero(d);
   auto zeros = hn::Zero(d);
-  for (size_t i = 0; i < summed; i += hn::Lanes(d)) {
-    const auto vector = hn::LoadU(d, numbers + i);
-    min = hn::Min(min, vector);
-    max = hn::Max(max, vector);
-    sum = hn::Add(sum, vector);
-    zeros = hn::Add(zeros, hn::IfThenElseZero(hn::Eq(vector, hn::Zero(d)), hn::Set(d, T{1})));
+  for (size_t i = 0; i < summed; i += kPartialSums) {
+    for (size_t at = 0; at < kPartialSums; at += kLanes) {
+      const auto vector = hn::LoadU(d, numbers + i + at);
+      min = hn::Min(min, vector);
+      max = hn::Max(max, vector);
+      sum[at / kLanes] = hn::Add(sum[at / kLanes], vector);
+      zeros = hn::Add(zeros, hn::IfThenElseZero(hn::Eq(vector, hn::Zero(d)), hn::Set(d, T{1})));
+    }
+  }
+  T partial[kPartialSums];
+  for (size_t at = 0; at < kPartialSums; at += kLanes)
+    hn::StoreU(sum[at / kLanes], d, partial + at);
+  for (size_t width = kPartialSums / 2; width > 0; width /= 2) {
+    for (size_t i = 0; i < width; ++i) partial[i] += partial[i + width];
   }
   sums = {.min = static_cast<double>(hn::GetLane(hn::MinOfLanes(d, min))),
           .max = static_cast<double>(hn::GetLane(hn::MaxOfLanes(d, max))),
-          .sum = static_cast<double>(hn::GetLane(hn::SumOfLanes(d, sum))),
+          .sum = static_cast<double>(partial[0]),
           .zeros = static_cast<double>(hn::GetLane(hn::SumOfLanes(d, zeros)))};
   return summed;
 }
 
 /// Sums up the first of `count` numbers (double or float), and returns how many: all but a rest of
-/// less than one vector.
+/// less than kSumBytes.
 size_t SumUp(bool are_doubles, const std::byte* numbers, size_t count, BlockSums& sums) {
   return are_doubles ? SumUpVectors(reinterpret_cast<const double*>(numbers), count, sums)
                      : SumUpVectors(reinterpret_cast<const float*>(numbers), count, sums);
@@ -137,15 +153,19 @@ void ChunkStatisticsAccumulator::Include(const kv::ChunkStatistics& some, uint64
 }
 
 kv::ChunkStatistics ChunkStatisticsAccumulator::Finish() {
-  if (!others_) return all_;
-  const Statistics others = others_->Finish();
-  Include({.min = others.min.value_or(kNone),
-           .max = others.max.value_or(kNone),
-           .mean = others.mean.value_or(kNone),
-           .zeros = others.zeros,
-           .nans = others.nans,
-           .infs = others.infs},
-          others.count - others.nans - others.infs);
+  if (others_) {
+    const Statistics others = others_->Finish();
+    Include({.min = others.min.value_or(kNone),
+             .max = others.max.value_or(kNone),
+             .mean = others.mean.value_or(kNone),
+             .zeros = others.zeros,
+             .nans = others.nans,
+             .infs = others.infs},
+            others.count - others.nans - others.infs);
+  }
+  // Whether the smaller of 0 and -0 is negative depends on the processor: neither result is.
+  all_.min += 0.0;
+  all_.max += 0.0;
   return all_;
 }
 

@@ -92,6 +92,52 @@ TEST(ChunkStatisticsTest, AreThoseOfTheSlowPassWithEverySetOfInstructions) {
   }
 }
 
+TEST(ChunkStatisticsTest, HaveTheSameBitsWithEverySetOfInstructions) {
+  SeededRandom random;
+  for (const DType dtype : {DType::kFloat16, DType::kFloat32, DType::kFloat64}) {
+    SCOPED_TRACE(schema::DTypeName(dtype));
+    for (const size_t count : {16, 31, 1000, 20'001}) {
+      const auto bytes = RandomElements(random, dtype, count, false);
+      std::optional<kv::ChunkStatistics> expected;
+      for (const int64_t target : testing::VectorTargets()) {
+        const testing::ScopedVectorTarget scope(target);
+        const kv::ChunkStatistics found = Of(dtype, bytes);
+        if (!expected) expected = found;
+        EXPECT_EQ(std::bit_cast<uint64_t>(found.mean), std::bit_cast<uint64_t>(expected->mean))
+            << hwy::TargetName(target);
+      }
+    }
+  }
+}
+
+// The expected bits are those of x86-64 and of aarch64.
+TEST(ChunkStatisticsTest, HaveTheSameBitsOnEveryProcessor) {
+  std::vector<float> values;
+  uint32_t state = 1;
+  for (int i = 0; i < 3000; ++i) {
+    state = state * 1'664'525 + 1'013'904'223;
+    values.push_back(static_cast<float>(static_cast<int32_t>(state)) * 0x1p-31F / 3);
+  }
+  const auto statistics = Of(DType::kFloat32, std::as_bytes(std::span(values)));
+  EXPECT_EQ(statistics.mean, -0x1.3cf56846ff513p-11);
+  std::vector<double> doubles(values.begin(), values.end());
+  for (double& value : doubles) value /= 7;
+  const auto of_doubles = Of(DType::kFloat64, std::as_bytes(std::span(doubles)));
+  EXPECT_EQ(of_doubles.mean, -0x1.6a3d08a4af26cp-14);
+}
+
+TEST(ChunkStatisticsTest, ZeroIsNeverNegative) {
+  for (const float first : {0.0F, -0.0F}) {
+    for (const size_t count : {1, 100}) {
+      std::vector<float> values(count, -first);
+      values[0] = first;
+      const auto statistics = Of(DType::kFloat32, std::as_bytes(std::span(values)));
+      EXPECT_FALSE(std::signbit(statistics.min));
+      EXPECT_FALSE(std::signbit(statistics.max));
+    }
+  }
+}
+
 TEST(ChunkStatisticsTest, FindOneValueThatIsNotFinite) {
   for (const float odd :
        {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),

@@ -54,6 +54,21 @@ TEST(ElementCastTest, RoundsToNearestEven) {
   EXPECT_EQ(float16(-0x1.8p-24F), 0x8002);
 }
 
+TEST(ElementCastTest, RoundsFloat64ToFloat32First) {
+  const auto to = [](DType dtype, double value) {
+    return CastOne<uint16_t>(DType::kFloat64, dtype, value);
+  };
+  // Above a tie by less than a float32 has: the tie is rounded to even. A single rounding would
+  // give 0x3c01 and 0x3f81, and the next larger numbers here have them.
+  EXPECT_EQ(to(DType::kFloat16, 1 + 0x1p-11 + 0x1p-40), 0x3c00);
+  EXPECT_EQ(to(DType::kFloat16, 1 + 0x1p-11 + 0x1p-23), 0x3c01);
+  EXPECT_EQ(to(DType::kBFloat16, 1 + 0x1p-8 + 0x1p-40), 0x3f80);
+  EXPECT_EQ(to(DType::kBFloat16, 1 + 0x1p-8 + 0x1p-23), 0x3f81);
+  EXPECT_EQ(to(DType::kFloat16, 65520 - 0x1p-10), 0x7c00);  // infinity
+  EXPECT_EQ(to(DType::kFloat16, 0x1p-25 + 0x1p-60), 0x0000);
+  EXPECT_EQ(to(DType::kFloat16, -1e300), 0xfc00);
+}
+
 TEST(ElementCastTest, ANaNKeepsItsSignAndIsQuiet) {
   EXPECT_EQ(CastOne<uint16_t>(DType::kFloat32, DType::kBFloat16, uint32_t{0xff80'0001}), 0xffc0);
   EXPECT_EQ(CastOne<uint16_t>(DType::kFloat32, DType::kFloat16, uint32_t{0x7f80'0001}), 0x7e00);
