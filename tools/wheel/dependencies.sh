@@ -96,8 +96,10 @@ Build_xxhash() {
   Headers xxhash.h xxh3.h xxh_x86dispatch.h
   Package libxxhash -lxxhash
 }
-Build_deflate() {
-  Archive libdeflate.a -I"$PWD" "$PWD"/lib/*.c "$PWD"/lib/*/*.c
+Build_deflate() {  # the sources of another processor have the same names
+  local processor=arm
+  [[ $arch != x86_64 ]] || processor=x86
+  Archive libdeflate.a -I"$PWD" "$PWD"/lib/*.c "$PWD/lib/$processor"/*.c
   Headers libdeflate.h
   Package libdeflate -ldeflate
 }
