@@ -75,11 +75,14 @@ Logged pip wheel --verbose --no-deps --no-build-isolation \
   --config-settings wheel.reproducible=true --wheel-dir build-wheel/raw .
 Logged grep -q 'building the CUDA layer' "$log"
 Logged tools/wheel/check_symbols.sh build-wheel/raw/cairn_ckpt-*.whl
-# Renames the wheel; refuses symbols of a newer glibc, and libraries that old systems do not have.
+# Renames the wheel to the oldest system that has its symbols and libraries. --plat is not possible for
+# another processor.
 rm -f "$dist"/cairn_ckpt-*"$arch".whl
-Logged auditwheel repair --plat "manylinux_2_28_$arch" --only-plat --zip-compression-level 9 \
+Logged auditwheel repair --only-plat --zip-compression-level 9 \
   --wheel-dir "$dist" build-wheel/raw/cairn_ckpt-*.whl
 rm -f "$dist"/cairn_reader-*.whl
 Logged pip wheel --no-deps --no-build-isolation --wheel-dir "$dist" tools/reference_reader
 wheel=$(echo "$dist"/cairn_ckpt-*"$arch".whl)
+[[ $wheel == *-manylinux_2_28_$arch.whl ]] ||
+  { echo "build-wheel: $wheel does not run with glibc 2.28" >&2; exit 1; }
 echo "build-wheel: $wheel, $(du -h "$wheel" | cut -f 1) (${SECONDS} s)"
