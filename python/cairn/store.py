@@ -1045,12 +1045,7 @@ class Store(Closing):
 
         Threads: may be called from any thread. Observers may be called by several threads at once.
         """
-        if self.opened.observers is None:
-            from cairn._base.observations import Observers
-
-            self.opened.observers = Observers()
-            self.opened.mirrors.observe(self.opened.observers)
-        self.opened.observers.add(observer)
+        self.opened.observe(observer)
 
     def close(self) -> None:
         """Waits for a running asynchronous save and for background checks, and releases the store.

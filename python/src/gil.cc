@@ -18,6 +18,11 @@ std::atomic<int> threads_in_calls = 0;
 // Whether this thread ends Python: it alone holds the GIL after the end has begun.
 thread_local bool is_ending_python = false;
 
+// Guards the two below, which the GIL guards where there is one.
+nanobind::ft_mutex pauses_mutex;
+int pause_count = 0;
+bool was_collecting = false;  // before the first of the pauses
+
 }  // namespace
 
 // Py_IsInitialized is false from the moment on at which other threads can get the GIL no more.
@@ -49,6 +54,16 @@ GilAcquire::GilAcquire() : is_held_(!IsPythonGone()) {
 
 GilAcquire::~GilAcquire() {
   if (is_held_) PyGILState_Release(state_);
+}
+
+CollectionPause::CollectionPause() {
+  const nanobind::ft_lock_guard lock(pauses_mutex);
+  if (pause_count++ == 0) was_collecting = PyGC_Disable() != 0;
+}
+
+CollectionPause::~CollectionPause() {
+  const nanobind::ft_lock_guard lock(pauses_mutex);
+  if (--pause_count == 0 && was_collecting) PyGC_Enable();
 }
 
 // The unwinding has no C++ exception.

@@ -3,6 +3,10 @@
 /// Nothing else in this module releases or takes the lock, and Python code is called through
 /// RunPython.
 ///
+/// A free-threaded Python has no lock, and this module needs none there. To hold the GIL then means
+/// to be attached to Python: such a thread may use Python objects, and must not wait for another
+/// thread, because the collector waits for all threads that are attached.
+///
 /// Python does not wait for daemon threads when it ends. A thread that then asks for the GIL never
 /// gets it. Until 3.13, CPython ends such a thread with pthread_exit, which unwinds the stack: the
 /// first C++ function that is noexcept (nanobind's calls and all destructors are) then ends the
@@ -79,18 +83,14 @@ class GilAcquire {
 
 /// Turns Python's cyclic collector off during its lifetime, for code that creates many objects that
 /// all stay alive: the collector would visit all objects again after every few hundred new ones.
-/// Does nothing if the collector is off already. Requires the GIL.
+/// The pauses of several threads may overlap: the last one turns the collector on again, unless it
+/// was off before the first one. Requires the GIL.
 class CollectionPause {
  public:
-  CollectionPause() : was_on_(PyGC_Disable() != 0) {}
-  ~CollectionPause() {
-    if (was_on_) PyGC_Enable();
-  }
+  CollectionPause();
+  ~CollectionPause();
   CollectionPause(const CollectionPause&) = delete;
   CollectionPause& operator=(const CollectionPause&) = delete;
-
- private:
-  const bool was_on_;
 };
 
 /// Stops each thread that CPython unwinds and that no RunPython has stopped. Called once.

@@ -45,6 +45,11 @@ nb::object DeviceProblem() {
   return backend ? nb::none() : ToPyText(backend.error().message);
 }
 
+// The context manager of a CollectionPause.
+struct PyCollectionPause {
+  std::optional<CollectionPause> pause;
+};
+
 nb::dict DTypeTable() {
   nb::dict table;
   for (const schema::DTypeInfo& info : schema::kDTypes) {
@@ -74,6 +79,10 @@ void BindRecords(nb::module_& m) {
     return core::DescribeWrongFile(std::string_view(head.c_str(), head.size()));
   });
   m.def("repeated_requests", &kv::RepeatedRequests, nb::arg("address"));
+  nb::class_<PyCollectionPause>(m, "CollectionPause")
+      .def(nb::init<>())
+      .def("__enter__", [](PyCollectionPause& self) { self.pause.emplace(); })
+      .def("__exit__", [](PyCollectionPause& self, nb::args) { self.pause.reset(); });
   nb::class_<core::Pickle>(m, "Pickle")
       .def("__init__",
            [](core::Pickle* self, nb::bytes data) {

@@ -24,7 +24,6 @@ class Follow(NamedTuple):
     progress: Progress
     rank: int
     mirrors: MirroredSaves
-    job: MirrorJob | None  # the copies of the step
 
 
 class SaveHandle:
@@ -49,6 +48,8 @@ class SaveHandle:
         self._follow = follow
         self._pid = os.getpid()
         self.is_observed = False  # True once result() has returned the report or raised the error
+        self.job: MirrorJob | None = None
+        """The copies of the step to mirrors. Set by the save."""
 
     def wait_staged(self, stream: Any = None) -> None:
         """Waits until the state is copied. After this call the caller may change its tensors.
@@ -121,11 +122,11 @@ class SaveHandle:
         begin = time.monotonic()
         self.result(timeout)
         follow = self._follow
-        if follow.job is None:
+        if self.job is None:
             return
         left = None if timeout is None else max(0.0, begin + timeout - time.monotonic())
         with shown(follow.progress, f"copying step {self._step}", follow.rank):
-            ended = follow.mirrors.wait_for(follow.job, left)
+            ended = follow.mirrors.wait_for(self.job, left)
         if not ended:
             raise TimeoutError(f"the copy of step {self._step} is still running after {timeout} s")
 

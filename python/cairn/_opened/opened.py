@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from cairn._base.observations import Observers
     from cairn._base.progress import Progress
     from cairn._mirror.options import Mirror, Mirrors
+    from cairn.reports import StoreEvent
 
 
 class Opened:
@@ -61,16 +62,44 @@ class Opened:
         self.mirrors = MirroredSaves(
             self.address, options, self.native.uuid(), self.ranks.rank, self.ranks.world_size
         )
+        self._lock = threading.Lock()  # while `observers` or `writer` is set
         self.observers: Observers | None = None
         self.map_checks = MapChecks()
         # Host copies of tensors on devices, reused by the next save. Guarded by copies_lock.
         self.copies = HostCopies()
         self.copies_lock = threading.Lock()
         # Tensors in device memory that running saves may still read. The handles empty the lists.
+        # Set by a save that holds copies_lock, and so is last_save.
         self.unstaged: list[list[Any]] = []
         self.last_save: SaveHandle | None = None
         self.writer: Any = None
         """The cairn._save.writer.Writer that is open."""
+
+    def observe(self, observer: Callable[[StoreEvent], object]) -> None:
+        """See `Store.observe`."""
+        from cairn._base.observations import Observers
+
+        with self._lock:
+            if self.observers is None:
+                observers = Observers()
+                self.mirrors.observe(observers)
+                self.observers = observers
+        self.observers.add(observer)
+
+    def begin_writer(self, writer: Any) -> None:
+        """Raises Invalid if another writer is open."""
+        with self._lock:
+            if self.writer is not None:
+                raise Invalid(
+                    "a writer of this store is open: leave its block first", step=writer.step
+                )
+            self.writer = writer
+
+    def end_writer(self, writer: Any) -> None:
+        """Does nothing if this writer is not the one that is open."""
+        with self._lock:
+            if self.writer is writer:
+                self.writer = None
 
     def for_other_process(self) -> tuple[str, OpenOptions]:
         """The address and the options with which another process opens the store for reading.
@@ -112,8 +141,9 @@ class Opened:
     def wait_for_last_save(self) -> None:
         """Waits here, where Ctrl-C can end the wait. The error of that save stays with its
         handle."""
-        if self.last_save is not None:
-            self.last_save.wait_ended()
+        last_save = self.last_save  # another thread may close the store
+        if last_save is not None:
+            last_save.wait_ended()
 
     def pinned(self) -> set[int]:
         """The steps that must not be pruned, because they wait for a copy."""
@@ -145,8 +175,9 @@ class Opened:
             stack.callback(self._close_mirrors, failed, interrupted)
             stack.callback(self._release, release)
             stack.callback(self.map_checks.wait)
-            if self.writer is not None:
-                self.writer.abort()
+            writer = self.writer
+            if writer is not None:
+                writer.abort()
             if last_save is not None:
                 with self._following("saving", self.ranks.rank):
                     last_save.wait_ended()

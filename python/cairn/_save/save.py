@@ -61,12 +61,13 @@ def save_async(
         except Exception:
             opened.unstaged.pop()
             raise
-    job = opened.mirrors.submit(prepared.step, mirrors, native, options.overwrite)
-    follow = Follow(progress, opened.ranks.rank, opened.mirrors, job)
-    opened.last_save = SaveHandle(native, prepared.step, tensors, prepared.streams, follow)
-    opened.unstaged = [tensors]  # earlier saves have ended
+        follow = Follow(progress, opened.ranks.rank, opened.mirrors)
+        handle = SaveHandle(native, prepared.step, tensors, prepared.streams, follow)
+        opened.last_save = handle
+        opened.unstaged = [tensors]  # earlier saves have ended
+    handle.job = opened.mirrors.submit(prepared.step, mirrors, native, options.overwrite)
     opened.ranks.warn()
-    return opened.last_save
+    return handle
 
 
 def _begin(

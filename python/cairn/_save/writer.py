@@ -142,14 +142,10 @@ class Writer:
 
         def prepare() -> tuple[dict[str, Any], list[Any]]:
             annotations = self._options.annotations()
-            if self._opened.writer is not None:
-                raise Invalid(
-                    "a writer of this store is open: leave its block first", step=self.step
-                )
+            self._opened.begin_writer(self)
             self._opened.begin_change()
             continue_from_loaded(self._opened.native, self.step)
             self._part = _cairn.StepPart(self._opened.native)
-            self._opened.writer = self
             return annotations, [self.step, arguments]
 
         arguments = self._options.native()
@@ -263,11 +259,10 @@ class Writer:
                 if part is not None:
                     part.close()
         finally:
-            if part is not None:
-                self._opened.writer = None
-                if committed:
-                    overwrite = self._options.overwrite
-                    self._opened.mirrors.submit(self.step, self._mirrors, None, overwrite)
+            self._opened.end_writer(self)
+            if part is not None and committed:
+                overwrite = self._options.overwrite
+                self._opened.mirrors.submit(self.step, self._mirrors, None, overwrite)
 
 
 class _Names:

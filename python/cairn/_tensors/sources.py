@@ -268,11 +268,12 @@ def _numpy(array: np.ndarray, fqn: str, kind: int) -> Source:
 
 def _numpy_as(array: np.ndarray, code: int, kind: int = TENSOR) -> Source:
     """The source of an array whose elements have the bytes of a dtype that numpy may lack."""
+    owner = held(array)  # before the memory is described
     strides = element_strides(array)
     if strides is None:
         array = array.copy(order="C")
-        strides = row_major(array.shape)
-    return Source(kind, code, array.shape, strides, address_of(array), HOST, held(array))
+        owner, strides = held(array), row_major(array.shape)
+    return Source(kind, code, array.shape, strides, address_of(array), HOST, owner)
 
 
 def held(array: np.ndarray) -> tuple[Any, ...]:

@@ -127,11 +127,12 @@ def _numpy(array: np.ndarray, fqn: str) -> Target:
     code = check_numpy(array, fqn)
     if not array.flags.writeable:
         raise refuse(fqn, "a read-only numpy array", "load into a copy")
+    owner = held(array)  # before the memory is described
     strides = element_strides(array)
     if strides is not None:
         _check_overlap(array.shape, strides, fqn)
     if strides is not None and array.dtype.isnative:
-        return Target(code, array.shape, strides, address_of(array), HOST, held(array), None, fqn)
+        return Target(code, array.shape, strides, address_of(array), HOST, owner, None, fqn)
     staged = new_array(code, array.shape)
 
     def finish() -> None:

@@ -17,7 +17,6 @@ that decoding returns equal data.
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -63,13 +62,8 @@ class StepMetadata(NamedTuple):
 def _no_collection() -> Iterator[None]:
     """Disables the cyclic garbage collector while millions of objects are created, all of which
     live: it would traverse them repeatedly, which takes several times as long as their creation."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
+    with _cairn.CollectionPause():
         yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 # Encoding
