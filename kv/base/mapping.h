@@ -40,10 +40,13 @@ class Mapping {
   std::span<const std::byte> bytes_;
 };
 
+/// The huge pages of a kernel whose pages have 4 KiB. Those of other kernels (on aarch64, 32 MiB
+/// with pages of 16 KiB, and 512 MiB with 64 KiB) are larger: there this is only an alignment, and
+/// most requests for huge pages have no effect, because they cover less than one.
 inline constexpr uint64_t kHugePageBytes = uint64_t{2} << 20;
 
 /// Maps `length_bytes` of private memory, which is zero, at a multiple of `alignment`, a power of
-/// two that is at least a page. Returns null if there is none. The caller unmaps it with munmap.
+/// two, and of the page size. Returns null if there is none. The caller unmaps it with munmap.
 std::byte* MapAligned(uint64_t length_bytes, uint64_t alignment);
 
 /// A buffer that is aligned for FlatBuffers and reused. Threads: one.
