@@ -5,7 +5,11 @@
 # first installs or builds what is missing: sources are Debian's and PyPI's, with pinned SHA-256 sums
 # (tools/wheel), and what is built of them is kept in .cache/wheel.
 #
-#   tools/build-wheel.sh [--arch x86_64|aarch64] [DIR]     writes the wheels to DIR (default dist/)
+#   tools/build-wheel.sh [--arch x86_64|aarch64] [--python PYTHON] [DIR]
+#
+#   DIR                where the wheels are written (dist/)
+#   --python PYTHON    a free-threaded Python 3.13 or newer: makes cairn_ckpt-VERSION-cp313-cp313t-... of
+#                      x86-64, with the binding library in the module. Such a Python has no stable ABI
 #
 # Two builds of a commit are equal byte by byte, in whatever folder: nothing in a wheel depends on the
 # time (SOURCE_DATE_EPOCH; by default that of the commit) or on paths.
@@ -13,12 +17,27 @@
 # Complete output: build-wheel/build.log.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-case ${1:-} in -h | --help) sed -n '2,14s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;; esac
+case ${1:-} in -h | --help) sed -n '2,16s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;; esac
+Die() { echo "build-wheel: $*" >&2; exit 2; }
 arch=x86_64
-if [[ ${1:-} == --arch ]]; then arch=$2 && shift 2; fi
+python=
+abi=abi3
+while [[ ${1:-} == --* ]]; do
+  case $1 in
+    --arch) arch=$2 ;;
+    --python) python=$(command -v "$2") || Die "there is no Python $2" ;;
+    *) Die "unknown option $1" ;;
+  esac
+  shift 2
+done
 dist=${1:-dist}
-[[ $arch == x86_64 || $arch == aarch64 ]] ||
-  { echo "build-wheel: unknown architecture $arch" >&2; exit 2; }
+[[ $arch == x86_64 || $arch == aarch64 ]] || Die "unknown architecture $arch"
+if [[ $python ]]; then
+  [[ $arch == x86_64 ]] || Die "wheels of free-threaded Pythons are made for x86_64 only"
+  abi=$("$python" -c 'import sys, sysconfig
+print("cp%d%d%s" % (*sys.version_info[:2], "t" * bool(sysconfig.get_config_var("Py_GIL_DISABLED"))))')
+  [[ $abi == *t ]] || Die "$python is not free-threaded: the wheel of the stable ABI is for it"
+fi
 tools/setup.sh "--wheel=$arch"
 cache=$PWD/.cache/wheel
 rm -rf build-wheel
@@ -53,11 +72,11 @@ libraries=$(tools/wheel/dependencies.sh "$cache")
 if [[ $arch != x86_64 ]]; then
   # Of a module that cannot run here: the stub is that of x86_64, and so are Python's headers, of which
   # the stable ABI uses nothing that differs.
-  native=("$dist"/cairn_ckpt-*x86_64.whl)
+  native=("$dist"/cairn_ckpt-*-abi3-*x86_64.whl)
   [[ -f ${native[0]} ]] || tools/build-wheel.sh "$dist"
   mkdir -p "build-wheel/include/$arch-linux-gnu"
   ln -s /usr/include/x86_64-linux-gnu/python3.11 "build-wheel/include/$arch-linux-gnu/"
-  Logged python3 -m zipfile -e "$dist"/cairn_ckpt-*x86_64.whl build-wheel/native
+  Logged python3 -m zipfile -e "$dist"/cairn_ckpt-*-abi3-*x86_64.whl build-wheel/native
   export CAIRN_MODULE_STUB=$PWD/build-wheel/native/cairn/_cairn.pyi
   flags="-isystem $PWD/build-wheel/include"
 fi
@@ -69,20 +88,36 @@ export SOURCE_DATE_EPOCH
 export LDFLAGS=-Wl,--sort-section=name  # similar functions next to each other: 1 % smaller
 export CMAKE_CXX_COMPILER_LAUNCHER=ccache CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1
 export CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
+builder=pip
+if [[ $python ]]; then
+  free=$cache/venv-$abi-$(Key tools/wheel/requirements.txt "$python")
+  if [[ ! -f $free/complete ]]; then
+    Logged "$python" -m venv --clear "$free"
+    # What builds, all of it pure Python.
+    grep -E '^(nanobind|scikit-build-core|packaging|pathspec)==' tools/wheel/requirements.txt \
+      >build-wheel/requirements.txt
+    Logged "$free/bin/pip" install --no-deps --require-hashes -r build-wheel/requirements.txt
+    touch "$free/complete"
+  fi
+  builder=$free/bin/pip
+fi
 export CMAKE_TOOLCHAIN_FILE=$PWD/tools/wheel/toolchain.cmake CMAKE_PREFIX_PATH=${libraries//;/:}
 export _PYTHON_HOST_PLATFORM=linux-$arch CUDAToolkit_ROOT=$cuda CUDACXX=$cuda/bin/nvcc CUDAHOSTCXX=$arch-linux-gnu-g++
-Logged pip wheel --verbose --no-deps --no-build-isolation \
+Logged "$builder" wheel --verbose --no-deps --no-build-isolation \
   --config-settings wheel.reproducible=true --wheel-dir build-wheel/raw .
 Logged grep -q 'building the CUDA layer' "$log"
 Logged tools/wheel/check_symbols.sh build-wheel/raw/cairn_ckpt-*.whl
+if [[ $python ]]; then
+  Logged python3 tools/wheel/drop_requirement.py build-wheel/raw/cairn_ckpt-*.whl nanobind-backend
+fi
 # Renames the wheel to the oldest system that has its symbols and libraries. --plat is not possible for
 # another processor.
-rm -f "$dist"/cairn_ckpt-*"$arch".whl
+rm -f "$dist"/cairn_ckpt-*-"$abi"-*"$arch".whl
 Logged auditwheel repair --only-plat --zip-compression-level 9 \
   --wheel-dir "$dist" build-wheel/raw/cairn_ckpt-*.whl
 rm -f "$dist"/cairn_reader-*.whl
 Logged pip wheel --no-deps --no-build-isolation --wheel-dir "$dist" tools/reference_reader
-wheel=$(echo "$dist"/cairn_ckpt-*"$arch".whl)
+wheel=$(echo "$dist"/cairn_ckpt-*-"$abi"-*"$arch".whl)
 [[ $wheel == *-manylinux_2_28_$arch.whl ]] ||
   { echo "build-wheel: $wheel does not run with glibc 2.28" >&2; exit 1; }
 echo "build-wheel: $wheel, $(du -h "$wheel" | cut -f 1) (${SECONDS} s)"

@@ -3,11 +3,12 @@
 # source distribution, the Debian packages, an archive of the site, the software bill of materials,
 # NOTICE, and SHA256SUMS. Publishes nothing: docs/releasing.md states the steps.
 #
-#   tools/release.sh [--arch x86_64|aarch64] VERSION
-#   tools/release.sh --check-reproducible [--arch ...] VERSION
+#   tools/release.sh [--arch x86_64|aarch64] [--python PYTHON]... VERSION
+#   tools/release.sh --check-reproducible [--arch ...] [--python ...] VERSION
 #
 #   --arch ARCH            the wheel for x86_64 only, or also the one for aarch64; without it, the
 #                          second is built if its compiler is installed
+#   --python PYTHON        also the wheel of this free-threaded Python
 #   --check-reproducible   makes them again in a clone in another folder, without ccache, and compares
 #                          them with SHA256SUMS in dist/. Only .cache/wheel, which has the static
 #                          libraries, and .venv are shared.
@@ -17,16 +18,18 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 Die() { echo "release: $*" >&2; exit 1; }
-Usage() { sed -n '2,17s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit "$1"; }
+Usage() { sed -n '2,18s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit "$1"; }
 
 arch=x86_64
 if command -v aarch64-linux-gnu-g++ >/dev/null; then arch=aarch64; fi
 check=0
+pythons=()
 version=
 while (($#)); do
   case $1 in
     -h | --help) Usage 0 ;;
     --arch) arch=${2:-}; (($# > 1)) && shift ;;
+    --python) pythons+=(--python "${2:-}"); (($# > 1)) && shift ;;
     --check-reproducible) check=1 ;;
     -*) Usage 2 >&2 ;;
     *) version=$1 ;;
@@ -53,7 +56,7 @@ if ((check)); then
   mkdir .cache
   ln -s "$OLDPWD/.cache/wheel" .cache/wheel
   ln -s "$OLDPWD/.venv" .venv
-  CCACHE_DISABLE=1 tools/release.sh --arch "$arch" "$version"
+  CCACHE_DISABLE=1 tools/release.sh --arch "$arch" "${pythons[@]}" "$version"
   diff "$OLDPWD/dist/SHA256SUMS" dist/SHA256SUMS || Die "the second build differs"
   echo "release: the second build is equal"
   exit 0
@@ -78,6 +81,9 @@ Archive() {
 
 tools/build-wheel.sh "$dist"
 if [[ $arch == aarch64 ]]; then tools/build-wheel.sh --arch aarch64 "$dist"; fi
+for ((i = 0; i < ${#pythons[@]}; i += 2)); do
+  tools/build-wheel.sh "${pythons[@]:i:2}" "$dist"
+done
 Logged .venv/bin/python -c 'import sys, scikit_build_core.build as b; b.build_sdist(sys.argv[1])' "$dist"
 
 # The Debian packages, and the Python package whose docstrings are in the site. The CUDA layer is only
