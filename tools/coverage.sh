@@ -30,7 +30,7 @@ gcovr=(.venv/bin/gcovr --root .)
   --txt "$dir/coverage.txt" --json "$dir/coverage.json" "$dir/kv" "$dir/core"
 for folder in kv core; do
   echo "== Line coverage of $folder/"
-  "${gcovr[@]}" --add-tracefile "$dir/coverage.json" --filter "$folder/" --txt /dev/null \
+  "${gcovr[@]}" --add-tracefile "$dir/coverage.json" --filter "$folder/" --txt "$dir/$folder.txt" \
     --print-summary --fail-under-line "$least" || failed=1
 done
 exit "$failed"
