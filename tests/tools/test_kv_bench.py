@@ -13,6 +13,24 @@ def rows(finished):
     return [json.loads(line) for line in finished.out.splitlines()]
 
 
+@pytest.mark.parametrize("verb", ["save", "load", "partial", "incremental", "digest"])
+def test_a_model_is_measured_and_leaves_nothing(bench, tmp_path, verb):
+    measured = rows(bench(verb, "--dir", tmp_path, "--bytes", "2MiB", "--repeat", 2, "--json"))
+    kinds = {"incremental": ["nothing changed", "1 % changed"]}.get(verb, [verb])
+    assert [(r["what"], r["run"]) for r in measured] == [(k, n) for n in (1, 2) for k in kinds]
+    size = 20968 if verb == "partial" else 2096800  # 100 tensors, or one of them
+    for row in measured:
+        assert row.keys() >= {*COMMON, "bytes_per_second"} and row["verb"] == verb
+        assert row["bytes"] == size and row["seconds"] > 0
+    if verb == "save":
+        assert [row["payload_written_bytes"] for row in measured] == [size] * 2
+    if verb == "incremental":
+        assert [row["payload_written_bytes"] for row in measured] == [0, 20968] * 2
+    if verb in ("load", "partial"):
+        assert all(size <= row["bytes_read"] <= size + 100 * 4096 for row in measured)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_open_measures_a_fresh_process_and_keeps_its_store(bench, tmp_path):
     words = ("open", "--dir", tmp_path, "--chunks", 1000, "--steps", 20, "--json")
     first = rows(bench(*words))
@@ -52,8 +70,14 @@ def test_a_bad_setting_in_the_environment_is_one_clear_error(bench, tmp_path):
 
 @pytest.mark.parametrize(
     "words",
-    [("commit",), ("commit", "--dir", "/nonexistent"), ("commit", "--dir", ".", "--ranks", "1"),
-     ("gpu", "--dir", ".", "--bytes", "many"), ("nonsense", "--dir", ".")],
+    [
+        ("save", "--dir", ".", "--bytes", "1KiB"),
+        ("commit",),
+        ("commit", "--dir", "/nonexistent"),
+        ("commit", "--dir", ".", "--ranks", "1"),
+        ("gpu", "--dir", ".", "--bytes", "many"),
+        ("nonsense", "--dir", "."),
+    ],
 )
 def test_wrong_calls_exit_2_with_one_line(bench, tmp_path, words):
     assert bench(*words, cwd=tmp_path).status == 2

@@ -1,4 +1,4 @@
-// kv-bench: measures opens, commits and GPUs in a directory of the user's choice.
+// kv-bench: measures Cairn in a directory of the user's choice.
 
 #include <fmt/format.h>
 
@@ -66,6 +66,18 @@ Argument CountOption(uint64_t& target, const char* name, const char* help, uint6
   return Option(name, "N", &target, help, std::pair{least, most});
 }
 
+Argument BytesOption(Values& values) {
+  return Option("--bytes", "SIZE", &values.bytes, "Size of all tensors (1GiB): 4GiB, 512M, ...");
+}
+
+/// A verb that measures one operation on a model.
+Verb ModelVerb(Values& values, const char* name, Measure measure, const char* summary) {
+  return Measuring(values, name, "[--bytes SIZE]", measure,
+                   {.summary = summary,
+                    .arguments = {BytesOption(values)},
+                    .examples = {fmt::format("kv-bench {} --dir /data --bytes 4GiB", name)}});
+}
+
 Verb OpenVerb(Values& values) {
   return Measuring(
       values, "open", "[--chunks N] [--steps N]", BenchOpen,
@@ -99,8 +111,7 @@ Verb GpuVerb(Values& values) {
   return Measuring(
       values, "gpu", "[--bytes SIZE] [--part PART] [--device N]", BenchGpu,
       {.summary = "A GPU: copies and digests, each compared with its limit",
-       .arguments = {Option("--bytes", "SIZE", &values.bytes,
-                            "Size of all tensors (1GiB): 4GiB, 512M, ..."),
+       .arguments = {BytesOption(values),
                      {.name = "--part",
                       .target = &values.options.part,
                       .help = "Only this: copies or digest",
@@ -122,14 +133,22 @@ Verb ChildVerb(Values& values, const std::string& name,
 }
 
 CommandLine MakeCommandLine(Values& values) {
-  return {.name = "kv-bench",
-          .version = CAIRN_VERSION,
-          .summary = "Measures opens, commits and a GPU, compared with the limits of this machine.",
-          .usage = "kv-bench VERB --dir DIR ...",
-          .verbs = {OpenVerb(values), CommitVerb(values), GpuVerb(values),
-                    ChildVerb(values, "open-child", BenchOpenChild),
-                    ChildVerb(values, "table-child", BenchTableChild)},
-          .notes = "`kv-bench VERB --help` lists the options of a verb, with an example."};
+  return {
+      .name = "kv-bench",
+      .version = CAIRN_VERSION,
+      .summary = "Measures Cairn on the disk and the processors of this machine.",
+      .usage = "kv-bench VERB --dir DIR ...",
+      .verbs = {ModelVerb(values, "save", BenchSave, "A durable save of a model into a new store"),
+                ModelVerb(values, "load", BenchLoad, "A load of a model from the disk"),
+                ModelVerb(values, "partial", BenchPartial,
+                          "A load of every 100th tensor of a model from the disk"),
+                ModelVerb(values, "incremental", BenchIncremental,
+                          "Durable saves of a model of which nothing and 1 % has changed"),
+                OpenVerb(values), CommitVerb(values),
+                ModelVerb(values, "digest", BenchDigest, "The page digests of a model in memory"),
+                GpuVerb(values), ChildVerb(values, "open-child", BenchOpenChild),
+                ChildVerb(values, "table-child", BenchTableChild)},
+      .notes = "`kv-bench VERB --help` lists the options of a verb, with an example."};
 }
 
 }  // namespace

@@ -16,10 +16,25 @@ struct BenchOptions {
   uint64_t chunks = 1'000'000;  // open, commit
   uint64_t steps = 1;           // open
   uint64_t ranks = 16'384;      // commit
-  uint64_t bytes = 1 << 30;     // gpu
+  uint64_t bytes = 1 << 30;     // all others
   int device = 0;               // gpu
   std::string part;             // gpu; empty: all parts
 };
+
+/// Measures durable saves of a model into new stores.
+Result<void> BenchSave(const BenchOptions& options, BenchReport& report);
+
+/// Measures loads of a model from the disk, and checks the loaded bytes.
+Result<void> BenchLoad(const BenchOptions& options, BenchReport& report);
+
+/// Measures loads of every 100th tensor of a model, as BenchLoad does.
+Result<void> BenchPartial(const BenchOptions& options, BenchReport& report);
+
+/// Measures saves of a model of which nothing and 1 % of the tensors has changed.
+Result<void> BenchIncremental(const BenchOptions& options, BenchReport& report);
+
+/// Measures the page digests of a model.
+Result<void> BenchDigest(const BenchOptions& options, BenchReport& report);
 
 /// Measures how long a new process takes to open a large store and read its first key, compared
 /// with RocksDB opening the table alone.
