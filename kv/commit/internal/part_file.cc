@@ -126,14 +126,17 @@ uint64_t ClaimedBytes(std::span<const std::byte> part) {
 }
 
 Result<void> ReadPart(const std::string& path, std::span<const std::byte> part,
-                      const PartHeader& expected, const TableRecordCallback& callback) {
+                      const PartHeader& expected, const TableRecordCallback& callback,
+                      std::vector<std::byte>* memory) {
   const std::vector<uint64_t> header = HeaderWords(expected);
+  std::vector<std::byte> own_memory;
+  std::vector<std::byte>& record = memory == nullptr ? own_memory : *memory;
   uint32_t frame_count = 0;
   size_t at = 0;
   const auto read_frame = [&]() -> Result<bool> {
     const auto rest = part.subspan(at);
     const auto frame = rest.first(LengthsOfFrame(rest).frame_bytes);
-    CAIRN_TRY_ASSIGN(const std::vector<std::byte> record, UnframeRecord(kPartFrame, frame));
+    CAIRN_TRY(UnframeRecord(kPartFrame, frame, /*any_digest_kind=*/false, record));
     CAIRN_TRY_ASSIGN(const bool is_last, ReadFrame(record, header, frame_count++, callback));
     if (is_last && frame.size() < rest.size()) {
       return Fail(ErrorCode::kDataLoss, "there are bytes after the end of the part");

@@ -70,10 +70,12 @@ Result<std::vector<std::byte>> FetchPart(Storage& storage, const std::string& na
 /// at most this many bytes.
 uint64_t ClaimedBytes(std::span<const std::byte> part);
 /// Checks a complete part, and calls `callback` with each record, which is valid only during the
-/// call; its value is aligned to 8 bytes. kDataLoss: a frame is damaged, or is not one of
-/// `expected`; the error names `path` and the offset of the frame. kConflict: a rank wrote it for
-/// another store. kUnimplemented: the version is newer.
+/// call; its value is aligned to 8 bytes. Uses `memory` for the records, unless it is null.
+/// kDataLoss: a frame is damaged, or is not one of `expected`; the error names `path` and the
+/// offset of the frame. kConflict: a rank wrote it for another store. kUnimplemented: the version
+/// is newer.
 Result<void> ReadPart(const std::string& path, std::span<const std::byte> part,
-                      const PartHeader& expected, const TableRecordCallback& callback);
+                      const PartHeader& expected, const TableRecordCallback& callback,
+                      std::vector<std::byte>* memory = nullptr);
 
 }  // namespace cairn::kv::internal

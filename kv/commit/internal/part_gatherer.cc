@@ -50,7 +50,8 @@ class PartGatherer {
     uint64_t number = 0;
     uint32_t first = 0;
     std::vector<std::vector<std::byte>> parts;
-    bool is_decoded = false;  // otherwise the parts are too large
+    std::vector<std::byte> memory;  // for ReadPart
+    bool is_decoded = false;        // otherwise the parts are too large
   };
 
   /// Adds batches until there are none. Returns the first error, unless another worker has it.
@@ -157,17 +158,18 @@ class PartGatherer {
   }
 
   /// Verifies the parts and collects their records; in pieces, adds all but the last one.
-  Result<void> Decode(const Batch& batch, RankBatch& records, bool in_pieces) {
+  Result<void> Decode(Batch& batch, RankBatch& records, bool in_pieces) {
     for (size_t i = 0; i < batch.parts.size(); ++i) {
       const uint32_t rank = batch.first + static_cast<uint32_t>(i);
       records.BeginPart(rank);
-      CAIRN_TRY(ReadPart(PathOf(rank), batch.parts[i], attempt_.HeaderOf(rank),
-                         [&](const TableRecord& record) -> Result<void> {
-                           CAIRN_TRY(records.Add(record));
-                           if (!in_pieces || records.size_bytes() < kPieceBytes) return {};
-                           CAIRN_TRY(records.Finish());
-                           return AddRecords(records);
-                         }));
+      const auto add = [&](const TableRecord& record) -> Result<void> {
+        CAIRN_TRY(records.Add(record));
+        if (!in_pieces || records.size_bytes() < kPieceBytes) return {};
+        CAIRN_TRY(records.Finish());
+        return AddRecords(records);
+      };
+      CAIRN_TRY(
+          ReadPart(PathOf(rank), batch.parts[i], attempt_.HeaderOf(rank), add, &batch.memory));
     }
     return records.Finish();
   }

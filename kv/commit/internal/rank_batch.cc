@@ -85,8 +85,7 @@ Result<void> RankBatch::AddSegment(const TableRecord& record) {
 }
 
 Result<void> RankBatch::Finish() {
-  CAIRN_TRY(
-      records_.ForEachInOrder([this](const TableRecord& record) { return writer_.Add(record); }));
+  CAIRN_TRY(records_.ForEachInOrder([this](const uint64_t* words) { return writer_.Add(words); }));
   CAIRN_TRY_ASSIGN(run_, writer_.Finish());
   return {};
 }

@@ -36,8 +36,7 @@ Result<void> RecordSorter::Add(const TableRecord& record) {
 }
 
 Result<void> RecordSorter::EndRun() {
-  CAIRN_TRY(
-      added_.ForEachInOrder([this](const TableRecord& record) { return writer_.Add(record); }));
+  CAIRN_TRY(added_.ForEachInOrder([this](const uint64_t* words) { return writer_.Add(words); }));
   added_.Clear();
   CAIRN_TRY_ASSIGN(RecordRun run, writer_.Finish());
   return AddRun(std::move(run));
@@ -67,7 +66,9 @@ Result<void> RecordSorter::Spill() {
 }
 
 Result<void> RecordSorter::ForEachInOrder(const TableRecordCallback& callback) {
-  if (runs_.empty()) return added_.ForEachInOrder(callback);
+  if (runs_.empty()) {
+    return added_.ForEachInOrder([&](const uint64_t* words) { return callback(RecordAt(words)); });
+  }
   CAIRN_TRY(EndRun());
   return Merge(runs_, callback);
 }

@@ -86,6 +86,13 @@ FrameLengths LengthsOfFrame(std::span<const std::byte> bytes) {
 Result<std::vector<std::byte>> UnframeRecord(const FrameKind& kind,
                                              std::span<const std::byte> object,
                                              bool any_digest_kind) {
+  std::vector<std::byte> record;
+  CAIRN_TRY(UnframeRecord(kind, object, any_digest_kind, record));
+  return record;
+}
+
+Result<void> UnframeRecord(const FrameKind& kind, std::span<const std::byte> object,
+                           bool any_digest_kind, std::vector<std::byte>& record) {
   if (object.size() < kHeaderBytes + kChecksumBytes) return Damaged(kind, "it is too short");
   if (std::memcmp(object.data(), kind.magic.data(), 4) != 0)
     return Damaged(kind, "it has no magic");
@@ -115,13 +122,13 @@ Result<std::vector<std::byte>> UnframeRecord(const FrameKind& kind,
     return Damaged(kind, "its record has another length");
   }
   thread_local const Decompressor decompressor;
-  std::vector<std::byte> record(record_bytes);
+  record.resize(record_bytes);
   const size_t read = ZSTD_decompressDCtx(decompressor.context, record.data(), record.size(),
                                           stored.data(), stored.size());
   if (ZSTD_isError(read) || read != record_bytes) {
     return Damaged(kind, "its record cannot be decompressed");
   }
-  return record;
+  return {};
 }
 
 }  // namespace cairn::kv::internal

@@ -47,6 +47,9 @@ std::optional<uint64_t> FrameChecksum(std::span<const std::byte> object);
 Result<std::vector<std::byte>> UnframeRecord(const FrameKind& kind,
                                              std::span<const std::byte> object,
                                              bool any_digest_kind = false);
+/// As UnframeRecord, into memory that is used again.
+Result<void> UnframeRecord(const FrameKind& kind, std::span<const std::byte> object,
+                           bool any_digest_kind, std::vector<std::byte>& record);
 
 /// The lengths that the header of a frame states.
 struct FrameLengths {

@@ -66,33 +66,15 @@ class NameNumbers {
   size_t last_ = 0;
 };
 
-/// A record by its place in the order of keys.
+/// A record of one name by its place in the order of keys.
 struct SortedEntry {
-  size_t name = 0;     // the number of its name, in the order of the names
   uint64_t first = 0;  // the bytes of the key that follow the name, as a big-endian number
   const uint64_t* words = nullptr;
 };
 
-std::vector<SortedEntry> Sort(const RecordList& records) {
-  std::vector<SortedEntry> entries;
-  entries.reserve(records.count());
-  NameNumbers names;
-  (void)records.ForEach([&](const uint64_t* words) -> Result<void> {
-    const std::string_view key = RecordAt(words).key;
-    const std::string_view name = NameOf(key);
-    entries.push_back({.name = names.NumberOf(name),
-                       .first = FirstBytes(key.substr(name.size())),
-                       .words = words});
-    return {};
-  });
-  const std::vector<size_t> positions = names.Positions();
-  for (SortedEntry& entry : entries) entry.name = positions[entry.name];
-  std::ranges::stable_sort(entries, [](const SortedEntry& a, const SortedEntry& b) {
-    if (a.name != b.name) return a.name < b.name;
-    if (a.first != b.first) return a.first < b.first;
-    return RecordAt(a.words).key < RecordAt(b.words).key;
-  });
-  return entries;
+bool Precedes(const SortedEntry& a, const SortedEntry& b) {
+  if (a.first != b.first) return a.first < b.first;
+  return RecordAt(a.words).key < RecordAt(b.words).key;
 }
 
 }  // namespace
@@ -151,36 +133,59 @@ void RecordList::Clear() {
 }
 
 TableRecord RecordSet::Add(const TableRecord& record) {
-  OfColumn& of_column = columns_[record.column()];
-  of_column.is_in_order &= of_column.last_key <= record.key;
-  const uint64_t before = of_column.records.size_bytes();
-  const TableRecord added = of_column.records.Add(record);
-  size_bytes_ += of_column.records.size_bytes() - before;
-  of_column.last_key = added.key;
+  RecordList& records = columns_[record.column()];
+  const uint64_t before = records.size_bytes();
+  const TableRecord added = records.Add(record);
+  size_bytes_ += records.size_bytes() - before;
   return added;
 }
 
 void RecordSet::Clear() {
-  for (auto& [column, of_column] : columns_) {
-    of_column.records.Clear();
-    of_column.last_key = {};
-    of_column.is_in_order = true;
-  }
+  for (auto& [column, records] : columns_) records.Clear();
   size_bytes_ = 0;
 }
 
-Result<void> RecordSet::ForEachInOrder(const TableRecordCallback& callback) const {
-  for (const auto& [column, of_column] : columns_) {
-    if (of_column.is_in_order) {
-      CAIRN_TRY(of_column.records.ForEach(
-          [&](const uint64_t* words) { return callback(RecordAt(words)); }));
-      continue;
-    }
-    for (const SortedEntry& entry : Sort(of_column.records)) {
-      CAIRN_TRY(callback(RecordAt(entry.words)));
-    }
+bool RecordSet::IsInOrder(const RecordList& records) {
+  std::string_view last_key;
+  const auto follows = [&](const uint64_t* words) -> Result<void> {
+    const std::string_view key = RecordAt(words).key;
+    if (key < std::exchange(last_key, key)) return Fail(Error{});
+    return {};
+  };
+  return records.ForEach(follows).has_value();
+}
+
+/// First by name, for which the position of each name is enough, then the records of each name.
+/// These are mostly in order already: ranks and their chunks follow each other.
+std::vector<const uint64_t*> RecordSet::Sort(const RecordList& records) {
+  struct Numbered {
+    size_t name = 0;
+    SortedEntry entry;
+  };
+  std::vector<Numbered> numbered;
+  numbered.reserve(records.count());
+  NameNumbers names;
+  (void)records.ForEach([&](const uint64_t* words) -> Result<void> {
+    const std::string_view key = RecordAt(words).key;
+    const std::string_view name = NameOf(key);
+    numbered.push_back({.name = names.NumberOf(name),
+                        .entry = {.first = FirstBytes(key.substr(name.size())), .words = words}});
+    return {};
+  });
+  const std::vector<size_t> positions = names.Positions();
+  std::vector<size_t> ends(positions.size() + 1);  // of the entries of each name, by its position
+  for (const Numbered& record : numbered) ++ends[positions[record.name] + 1];
+  std::partial_sum(ends.begin(), ends.end(), ends.begin());
+  std::vector<SortedEntry> entries(numbered.size());
+  for (const Numbered& record : numbered) entries[ends[positions[record.name]]++] = record.entry;
+  std::vector<const uint64_t*> sorted;
+  sorted.reserve(entries.size());
+  for (size_t i = 0, begin = 0; i < positions.size(); begin = ends[i++]) {
+    const auto of_name = std::span(entries).subspan(begin, ends[i] - begin);
+    if (!std::ranges::is_sorted(of_name, Precedes)) std::ranges::stable_sort(of_name, Precedes);
+    for (const SortedEntry& entry : of_name) sorted.push_back(entry.words);
   }
-  return {};
+  return sorted;
 }
 
 uint64_t RecordRun::size_bytes() const {
@@ -200,24 +205,30 @@ Result<RecordRunWriter> RecordRunWriter::Create(Storage& storage, const ObjectId
 Result<void> RecordRunWriter::Add(const TableRecord& record) {
   next_.clear();
   AppendRecord(next_, record.key, record.value);
-  const size_t most_words = used_words_ + 1 + next_.size();
+  return Add(next_.data());
+}
+
+Result<void> RecordRunWriter::Add(const uint64_t* words) {
+  const size_t count = RecordWords(*words);
+  const size_t most_words = used_words_ + count;
   if (block_.size() < most_words) block_.resize(std::max(most_words, 2 * block_.size()));
-  const size_t at = used_words_++;
-  block_[at] = next_[0];
-  if (!last_.empty() && last_[0] == next_[0] && next_.size() - 1 <= kMaxSimilarWords) {
+  uint64_t* const target = &block_[used_words_];
+  if (!last_.empty() && last_[0] == *words && count - 1 <= kMaxSimilarWords) {
     uint64_t mask = kSimilar;
-    for (size_t i = 1; i < next_.size(); ++i) {
-      const bool differs = next_[i] != last_[i];
+    size_t used = 1;
+    for (size_t i = 1; i < count; ++i) {
+      const bool differs = words[i] != last_[i];
       mask |= uint64_t{differs} << (i - 1);
-      block_[used_words_] = next_[i];
-      used_words_ += differs ? 1 : 0;
+      target[used] = last_[i] = words[i];
+      used += differs ? 1 : 0;
     }
-    block_[at] = mask;
+    target[0] = mask;
+    used_words_ += used;
   } else {
-    std::copy(next_.begin() + 1, next_.end(), &block_[used_words_]);
-    used_words_ += next_.size() - 1;
+    std::copy_n(words, count, target);
+    last_.assign(words, words + count);
+    used_words_ += count;
   }
-  std::swap(last_, next_);
   return used_words_ < kBlockWords ? Result<void>() : EndBlock();
 }
 

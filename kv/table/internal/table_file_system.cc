@@ -51,7 +51,7 @@ class ColumnSeparator final : public rocksdb::Comparator {
  public:
   const char* Name() const override { return rocksdb::BytewiseComparator()->Name(); }
   int Compare(const rocksdb::Slice& a, const rocksdb::Slice& b) const override {
-    return rocksdb::BytewiseComparator()->Compare(a, b);
+    return a.compare(b);
   }
   void FindShortestSeparator(std::string* start, const rocksdb::Slice& limit) const override {
     if (!start->empty() && !limit.empty() && start->front() != limit[0]) {
