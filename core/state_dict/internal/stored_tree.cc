@@ -75,15 +75,37 @@ StoredTree::Rests::Rests(std::vector<std::string_view> sorted) : keys(std::move(
   common = keys.front().substr(0, static_cast<size_t>(end - keys.front().begin()));
 }
 
-StoredTree::Relation StoredTree::Rests::Relate(std::string_view name) const {
+size_t StoredTree::Rests::After(std::string_view name, size_t hint) const {
+  // Children are mostly in the order of their names.
+  for (size_t after = hint; after <= std::min(hint + 1, keys.size()); ++after) {
+    if ((after == 0 || keys[after - 1] <= name) && (after == keys.size() || name < keys[after])) {
+      return after;
+    }
+  }
+  return static_cast<size_t>(std::ranges::upper_bound(keys, name) - keys.begin());
+}
+
+StoredTree::Relation StoredTree::Rests::Relate(std::string_view name, size_t& hint) const {
   const size_t shared_bytes = std::min(common.size(), name.size());
   if (name.substr(0, shared_bytes) != common.substr(0, shared_bytes)) return Relation::kApart;
-  // A literal selects the key itself and all keys below it.
-  for (size_t end = 0; end <= name.size(); ++end) {
-    end = std::min(name.find('.', end), name.size());
-    if (std::ranges::binary_search(keys, name.substr(0, end))) return Relation::kSelected;
+  hint = After(name, hint);
+  // A literal selects the key itself and all keys below it. Such a literal is a prefix of the name,
+  // and so of all keys between the two: it is not longer than what the last of these has in common
+  // with the name.
+  if (hint > 0) {
+    const std::string_view last = keys[hint - 1];
+    const auto longest = std::ranges::mismatch(name, last).in1 - name.begin();
+    for (size_t end = common.size(); end <= static_cast<size_t>(longest); ++end) {
+      end = std::min(name.find('.', end), name.size());
+      if (end <= static_cast<size_t>(longest) &&
+          (last.size() == end || std::ranges::binary_search(keys, name.substr(0, end)))) {
+        return Relation::kSelected;
+      }
+    }
   }
-  return Below(name).keys.empty() ? Relation::kApart : Relation::kAbove;
+  const bool is_above =
+      hint < keys.size() && keys[hint].starts_with(name) && !Below(name).keys.empty();
+  return is_above ? Relation::kAbove : Relation::kApart;
 }
 
 StoredTree::Rests StoredTree::Rests::Below(std::string_view name) const {
@@ -96,17 +118,18 @@ StoredTree::Rests StoredTree::Rests::Below(std::string_view name) const {
   return Rests(std::move(below));
 }
 
-StoredTree::Relation StoredTree::Relate(uint32_t node, const Rests& rests) const {
+StoredTree::Relation StoredTree::Relate(uint32_t node, const Rests& rests, size_t& hint) const {
   std::string storage;
-  const Relation relation = rests.Relate(NameAt(node, storage));
+  const Relation relation = rests.Relate(NameAt(node, storage), hint);
   const bool is_leaf = !IsContainer(KindOf(node));
   return relation == Relation::kAbove && is_leaf ? Relation::kApart : relation;
 }
 
 StoredTree::Children StoredTree::FindChildren(uint32_t container, const Rests& rests) const {
   Children found;
+  size_t hint = 0;
   for (uint32_t child = container + 1; child < ends_[container]; child = ends_[child]) {
-    const Relation relation = Relate(child, rests);
+    const Relation relation = Relate(child, rests, hint);
     if (relation == Relation::kApart) {
       // If leaves are lost, PruneTree removes the containers that have none.
       if (found.has_others) continue;

@@ -44,8 +44,14 @@ class StoredTree {
     std::string_view common;  // the longest prefix of all of them
 
     explicit Rests(std::vector<std::string_view> sorted);
-    Relation Relate(std::string_view name) const;
+    /// Returns how the child of this name is related. `hint` is the result of After for the child
+    /// before it, and is set to that for this one.
+    Relation Relate(std::string_view name, size_t& hint) const;
     Rests Below(std::string_view name) const;
+
+   private:
+    /// Returns the index of the first key after `name`. Fast if it is `hint` or the next one.
+    size_t After(std::string_view name, size_t hint) const;
   };
   struct Child {
     uint32_t node;
@@ -71,7 +77,7 @@ class StoredTree {
   std::string_view NameAt(uint32_t node, std::string& storage) const;
   uint32_t ChildCount(uint32_t node) const;
   bool HasLeaves(uint32_t node) const;
-  Relation Relate(uint32_t node, const Rests& rests) const;
+  Relation Relate(uint32_t node, const Rests& rests, size_t& hint) const;
   Children FindChildren(uint32_t container, const Rests& rests) const;
 
   const std::vector<std::byte> bytes_;

@@ -3,6 +3,8 @@
 #include <cairn_schema/structure_generated.h>
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "core/state_dict/internal/leaves.h"
 #include "core/state_dict/internal/stored_tree.h"
 #include "schema/record.h"
@@ -158,6 +160,43 @@ TEST(StoredTreeTest, ALeafAsRootIsNeverSelected) {
   const StateTree tree{.nodes = {{.kind = NodeKind::kTensor}}};
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto stored, internal::StoredTree::Open(EncodeTree(tree)));
   EXPECT_EQ(stored->Select({"a"}), StateTree{.nodes = {Node{}}});
+}
+
+// Keys with "." and with the characters before and after it, in any order.
+TEST(StoredTreeTest, ManyLiteralsSelectWhatPruningLeaves) {
+  SeededRandom random;
+  const auto key = [&] {
+    std::string text;
+    for (uint64_t left = random.Between(1, 4); left > 0; --left)
+      text += "ab-./"[random.Between(0, 4)];
+    return text;
+  };
+  int compared = 0;
+  for (int round = 0; round < 2000; ++round) {
+    StateDict state;
+    for (uint64_t left = random.Between(1, 6); left > 0; --left) {
+      auto map = state.root().Map(key());
+      for (uint64_t below = random.Between(0, 3); below > 0; --below) map.Value(key(), int64_t{0});
+      state.root().Value(key(), int64_t{0});
+    }
+    const auto leaves = FlattenTree(state.tree);
+    if (!leaves) continue;  // two FQNs are equal
+    internal::LiteralKeys literals = {key()};
+    for (const Leaf& leaf : *leaves) {
+      if (random.Chance(0.3)) literals.insert(leaf.fqn.substr(0, random.Between(1, 9)));
+    }
+    std::vector<bool> keep;
+    for (const Leaf& leaf : *leaves) {
+      keep.push_back(std::ranges::any_of(literals, [&](const std::string& literal) {
+        return leaf.fqn == literal || leaf.fqn.starts_with(literal + '.');
+      }));
+    }
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto stored,
+                               internal::StoredTree::Open(EncodeTree(state.tree)));
+    EXPECT_EQ(stored->Select(literals), PruneTree(state.tree, keep));
+    ++compared;
+  }
+  EXPECT_GT(compared, 500);
 }
 
 TEST(PruneTreeTest, AllKeptIsTheSameTree) {
