@@ -426,7 +426,8 @@ class Store(Closing):
             self.opened.map_checks.start(check)
         rebuild = Rebuilder(contents.step, is_part=bool(selected) or skip_damaged)
         if flat:
-            return rebuilt_flat(dict(zip(contents.fqns(), leaves)), rebuild)
+            state = contents.build_flat(leaves)
+            return rebuilt_flat(state, rebuild) if contents.has_subclasses else state
         return contents.build(leaves, rebuild)
 
     def read_slice(

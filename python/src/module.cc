@@ -128,7 +128,9 @@ void BindContents(nb::module_& m) {
       .def("leaf", &StepContents::ToPyLeaf)
       .def("fqns", &StepContents::ToPyFqns)
       .def("find_tensor", &StepContents::FindTensor)
-      .def("build", &StepContents::Build, nb::arg("leaves"), nb::arg("rebuild"));
+      .def("build", &StepContents::Build, nb::arg("leaves"), nb::arg("rebuild"))
+      .def("build_flat", &StepContents::BuildFlat, nb::arg("leaves"))
+      .def_prop_ro("has_subclasses", &StepContents::has_subclasses);
   m.def(
       "close_name",
       [](const std::string& name, const std::vector<std::string>& names) {

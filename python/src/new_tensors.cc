@@ -173,32 +173,57 @@ NewTensorLeaves FindNewTensorLeaves(const StepContents& contents) {
   return found;
 }
 
-// Returns, by leaf, a new tensor for each leaf that is a torch tensor without shared memory, and
-// None for all other leaves, which the Python side creates. Adds the reads into the tensors to
-// `requests`.
+// Memory for the leaves that are torch tensors without shared memory. The tensors are created after
+// the load: they need more memory than what the load needs, and can reuse that.
 //
 // Small tensors are in arenas in key order, as they are in segments, so that adjacent reads have
-// adjacent targets. The storage of each tensor has the size of the tensor. Raises Invalid if torch
-// is missing.
-nb::list RequestNewTensors(const StepContents& contents, Requests& requests) {
-  const CollectionPause pause;
-  auto [leaves, tensors] = FindNewTensorLeaves(contents);
-  const TorchAccess torch;
+// adjacent targets. The storage of each tensor has the size of the tensor.
+struct NewTensors {
+  NewTensorLeaves leaves;
+  std::vector<std::shared_ptr<std::byte>> memory;  // by element of leaves.leaves
+};
+
+// Adds the reads into the memory to `requests`. Raises Invalid if torch is missing.
+NewTensors RequestNewTensors(const StepContents& contents, Requests& requests) {
+  NewTensors made{.leaves = FindNewTensorLeaves(contents), .memory = {}};
+  const std::vector<uint32_t>& leaves = made.leaves.leaves;
   std::vector<uint64_t> sizes_bytes;
   sizes_bytes.reserve(leaves.size());
   for (const uint32_t leaf : leaves) sizes_bytes.push_back(contents.tensor(leaf).nbytes);
-  const std::vector<std::shared_ptr<std::byte>> memory = Allocate(sizes_bytes);
+  made.memory = Allocate(sizes_bytes);
   requests.list.reserve(requests.list.size() + leaves.size());
   for (size_t i = 0; i < leaves.size(); ++i) {
-    const core::TensorInfo& info = contents.tensor(leaves[i]);
-    tensors[leaves[i]] = torch.Wrap(memory[i], info.dtype, info.shape);
-    requests.list.push_back(WholeRequest(info, {}, memory[i].get()));
+    requests.list.push_back(WholeRequest(contents.tensor(leaves[i]), {}, made.memory[i].get()));
   }
-  return tensors;
+  return made;
 }
 
-// RequestNewTensors for `device`, which C++ must be able to access: the tensors are allocated by
-// PyTorch.
+// Returns the tensors, by leaf, and None for all other leaves, which the Python side creates. Call
+// once.
+nb::list MakeTensors(NewTensors& self, const StepContents& contents) {
+  const CollectionPause pause;
+  const TorchAccess torch;
+  for (size_t i = 0; i < self.memory.size(); ++i) {
+    const core::TensorInfo& info = contents.tensor(self.leaves.leaves[i]);
+    self.leaves.tensors[self.leaves.leaves[i]] =
+        torch.Wrap(std::move(self.memory[i]), info.dtype, info.shape);
+  }
+  return self.leaves.tensors;
+}
+
+// Returns the leaves that the Python side creates.
+nb::list OtherLeaves(const NewTensors& self) {
+  std::vector<bool> is_new(self.leaves.tensors.size());
+  for (const uint32_t leaf : self.leaves.leaves) is_new[leaf] = true;
+  nb::list others;
+  for (size_t leaf = 0; leaf < is_new.size(); ++leaf) {
+    if (!is_new[leaf]) others.append(leaf);
+  }
+  return others;
+}
+
+// Returns new tensors, by leaf, on `device`, which C++ must be able to access, and None for all
+// other leaves. Adds the reads into the tensors to `requests`.
 nb::list RequestNewDeviceTensors(const StepContents& contents, Requests& requests,
                                  nb::handle device) {
   const CollectionPause pause;
@@ -308,6 +333,9 @@ void BindNewTensors(nb::module_& m, nb::class_<StoreBinding>& store) {
       .def("torch_bytes", &AsTorchBytes)
       .def("numpy_bytes", &AsNumpyBytes);
   store.def("map", &MapTensors).def("map_new_tensors", &MapNewTensors);
+  nb::class_<NewTensors>(m, "NewTensors")
+      .def("others", &OtherLeaves)
+      .def("make", &MakeTensors, nb::arg("contents"));
   m.def("request_new_tensors", &RequestNewTensors, nb::arg("contents"), nb::arg("requests"));
   m.def("request_new_device_tensors", &RequestNewDeviceTensors, nb::arg("contents"),
         nb::arg("requests"), nb::arg("device"));

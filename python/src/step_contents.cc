@@ -156,21 +156,21 @@ core::Contents ConvertedContents(const core::Contents& stored, const core::State
 }  // namespace
 
 StepContents::StepContents(core::Contents contents, nb::object store)
-    : contents_(std::move(contents)),
-      store_(std::move(store)),
-      leaves_(Unwrap(core::FlattenTree(contents_.tree))) {
+    : contents_(std::move(contents)), store_(std::move(store)) {
   Finder tensors(contents_.tensors);
   Finder values(contents_.values);
-  slots_.reserve(leaves_.size());
-  for (size_t i = 0; i < leaves_.size(); ++i) {
-    const auto slot = core::IsTensor(kind(i)) ? tensors.Find(fqn(i)) : values.Find(fqn(i));
+  const std::vector<core::Leaf> leaves = Unwrap(core::FlattenTree(contents_.tree));
+  leaves_.reserve(leaves.size());
+  for (const auto& [node, fqn] : leaves) {
+    const bool is_tensor = core::IsTensor(contents_.tree.nodes[node].kind);
+    const auto slot = is_tensor ? tensors.Find(fqn) : values.Find(fqn);
     if (!slot) {
       Throw(Error{.code = ErrorCode::kDataLoss,
                   .message = "the step's structure has a leaf without a record",
-                  .key = leaves_[i].fqn,
+                  .key = fqn,
                   .step = contents_.step.step});
     }
-    slots_.push_back(*slot);
+    leaves_.push_back({node, *slot});
   }
 }
 
@@ -186,7 +186,7 @@ nb::tuple StepContents::ToPyLeaf(size_t leaf) const {
   nb::object content;
   if (core::IsTensor(kind(leaf))) {
     content = nb::cast(tensor(leaf));
-  } else if (const core::ValueInfo& value = contents_.values[slots_[leaf]];
+  } else if (const core::ValueInfo& value = contents_.values[leaves_[leaf].slot];
              std::holds_alternative<core::ChunkedValue>(value.value)) {
     content = is_converted() ? nb::object(long_values_[ToPyText(value.fqn)])
                              : nb::cast(LongValue{.store = store_, .step = step(), .info = value});
@@ -200,7 +200,7 @@ nb::list StepContents::LeavesOf(const std::vector<size_t>& tensors) const {
   constexpr size_t kNoLeaf = ~size_t{0};  // the hidden owner of aliases
   std::vector<size_t> leaves(contents_.tensors.size(), kNoLeaf);
   for (size_t leaf = 0; leaf < leaves_.size(); ++leaf) {
-    if (core::IsTensor(kind(leaf))) leaves[slots_[leaf]] = leaf;
+    if (core::IsTensor(kind(leaf))) leaves[leaves_[leaf].slot] = leaf;
   }
   nb::list result;
   for (const size_t tensor : tensors) {
@@ -241,6 +241,24 @@ nb::object StepContents::Build(nb::list leaves, nb::handle rebuild) const {
   return built.front().second;
 }
 
+nb::dict StepContents::BuildFlat(nb::list leaves) const {
+  const CollectionPause pause;
+  if (leaves.size() != leaves_.size()) ThrowInvalid("a state needs one value per leaf");
+  nb::dict flat;
+  for (size_t leaf = 0; leaf < leaves_.size(); ++leaf) flat[ToPyText(fqn(leaf))] = leaves[leaf];
+  return flat;
+}
+
+bool StepContents::has_subclasses() const {
+  return std::ranges::any_of(leaves_,
+                             [this](const Leaf& leaf) { return DescribesSubclass(leaf.node); });
+}
+
+bool StepContents::DescribesSubclass(uint32_t node) const {
+  const core::Node& described = contents_.tree.nodes[node];
+  return described.kind == NodeKind::kValue && described.key == kSubclassKey;
+}
+
 nb::object StepContents::MakeContainer(uint32_t node,
                                        std::vector<std::pair<uint32_t, nb::object>>& built,
                                        nb::handle rebuild) const {
@@ -251,8 +269,7 @@ nb::object StepContents::MakeContainer(uint32_t node,
   std::optional<uint32_t> description;  // the child that describes a tensor subclass
   for (uint32_t i = 0; i < child_count; ++i) {
     auto& [child, value] = built.back();
-    const core::Node& child_node = contents_.tree.nodes[child];
-    if (child_node.key == kSubclassKey && child_node.kind == NodeKind::kValue) description = child;
+    if (DescribesSubclass(child)) description = child;
     if (core::IsMapping(kind)) {
       items[ToPyKey(contents_.tree.nodes[child])] = value;
     } else {
@@ -280,7 +297,8 @@ nb::object StepContents::MakeContainer(uint32_t node,
 }
 
 const std::string& StepContents::FqnOfLeafAt(uint32_t node) const {
-  return std::ranges::lower_bound(leaves_, node, {}, &core::Leaf::node)->fqn;
+  const auto leaf = std::ranges::lower_bound(leaves_, node, {}, &Leaf::node);
+  return fqn(static_cast<size_t>(leaf - leaves_.begin()));
 }
 
 bool IsSamePlace(const core::TensorInfo& a, const core::TensorInfo& b) {

@@ -40,16 +40,24 @@ class StepContents {
   bool is_converted() const { return !conversion_.is_none(); }
   const kv::StepInfo& step() const { return contents_.step; }
   size_t leaf_count() const { return leaves_.size(); }
-  const std::string& fqn(size_t leaf) const { return leaves_[leaf].fqn; }
+  const std::string& fqn(size_t leaf) const {
+    const uint32_t slot = leaves_[leaf].slot;
+    return core::IsTensor(kind(leaf)) ? contents_.tensors[slot].fqn : contents_.values[slot].fqn;
+  }
   core::NodeKind kind(size_t leaf) const { return contents_.tree.nodes[leaves_[leaf].node].kind; }
   /// Requires a leaf whose kind is a tensor.
-  const core::TensorInfo& tensor(size_t leaf) const { return contents_.tensors[slots_[leaf]]; }
+  const core::TensorInfo& tensor(size_t leaf) const {
+    return contents_.tensors[leaves_[leaf].slot];
+  }
   /// Returns all tensors in key order, including owners of shared memory that are not leaves.
   const std::vector<core::TensorInfo>& tensors() const { return contents_.tensors; }
 
   /// Returns (FQN, node kind, TensorInfo or plain value or LongValue). Raises IndexError.
   nb::tuple ToPyLeaf(size_t leaf) const;
-  nb::list ToPyFqns() const { return ToPyTexts(leaves_ | std::views::transform(&core::Leaf::fqn)); }
+  nb::list ToPyFqns() const {
+    const auto fqn_of = [this](size_t leaf) -> const std::string& { return fqn(leaf); };
+    return ToPyTexts(std::views::iota(size_t{0}, leaf_count()) | std::views::transform(fqn_of));
+  }
   /// Returns the leaves that are the tensors with these indices in tensors(), in their order.
   nb::list LeavesOf(const std::vector<size_t>& tensors) const;
   /// Returns the TensorInfo of a leaf or of a hidden owner, or None.
@@ -62,18 +70,27 @@ class StepContents {
   /// object that takes the place of the dict of a tensor subclass, from the dict and its FQN.
   /// Raises Invalid for another number of elements.
   nb::object Build(nb::list leaves, nb::handle rebuild) const;
+  /// Returns a dict from FQN to the element of `leaves`. Raises Invalid as Build does.
+  nb::dict BuildFlat(nb::list leaves) const;
+  /// Whether a leaf describes a tensor subclass, of which other leaves are the inner tensors.
+  bool has_subclasses() const;
 
  private:
   nb::object MakeContainer(uint32_t node, std::vector<std::pair<uint32_t, nb::object>>& built,
                            nb::handle rebuild) const;
+  bool DescribesSubclass(uint32_t node) const;
   const std::string& FqnOfLeafAt(uint32_t node) const;
+
+  struct Leaf {
+    uint32_t node;
+    uint32_t slot;  // index in contents_.tensors or contents_.values
+  };
 
   core::Contents contents_;
   nb::object store_;
   nb::dict long_values_;  // of converted contents
   nb::object conversion_ = nb::none();
-  std::vector<core::Leaf> leaves_;
-  std::vector<uint32_t> slots_;  // by leaf: index in contents_.tensors or contents_.values
+  std::vector<Leaf> leaves_;
 };
 
 /// Returns true if both refer to the same bytes of the step in the same way, so that they are the

@@ -3,7 +3,8 @@
 #include "python/src/torch_access.h"
 
 #include <algorithm>
-#include <vector>
+#include <new>
+#include <utility>
 
 #include "core/device/device.h"
 #include "python/src/gil.h"
@@ -57,11 +58,34 @@ const WireCode* FindWireCode(core::DType dtype) {
   return found == std::ranges::end(kWireCodes) ? nullptr : found;
 }
 
-// Memory that is lent to a tensor, with the arrays that its description points to.
+// Memory that is lent to a tensor. The arrays that its description points to follow it: the shape,
+// and then the strides. There may be very many, so that this is one allocation.
 struct Lent {
   dlpack::ManagedTensor managed;
   std::shared_ptr<std::byte> memory;
-  std::vector<int64_t> sizes;  // the shape, followed by the strides
+
+  static Lent* New(std::shared_ptr<std::byte> memory, std::span<const uint64_t> shape) {
+    void* const place = ::operator new(sizeof(Lent) + 2 * shape.size() * sizeof(int64_t));
+    auto* const lent = new (place) Lent{.managed = {}, .memory = std::move(memory)};
+    auto* const sizes = reinterpret_cast<int64_t*>(lent + 1);
+    int64_t stride = 1;
+    for (size_t d = shape.size(); d-- > 0;) {
+      sizes[d] = static_cast<int64_t>(shape[d]);
+      sizes[shape.size() + d] = stride;
+      stride *= sizes[d];
+    }
+    lent->managed.context = lent;
+    lent->managed.deleter = [](dlpack::ManagedTensor* self) {
+      auto* const unused = static_cast<Lent*>(self->context);
+      unused->~Lent();
+      ::operator delete(unused);
+    };
+    lent->managed.tensor.data = lent->memory.get();
+    lent->managed.tensor.ndim = static_cast<int32_t>(shape.size());
+    lent->managed.tensor.shape = sizes;
+    lent->managed.tensor.strides = sizes + shape.size();
+    return lent;
+  }
 };
 
 bool IsComplex(core::DType dtype) {
@@ -188,26 +212,14 @@ bool TorchAccess::CanWrap(core::DType dtype) const {
 nb::object TorchAccess::Wrap(std::shared_ptr<std::byte> memory, core::DType dtype,
                              std::span<const uint64_t> shape) const {
   CAIRN_CHECK(CanWrap(dtype));
-  auto lent = std::make_unique<Lent>();
-  lent->memory = std::move(memory);
-  lent->sizes.resize(2 * shape.size());
-  std::ranges::copy(shape, lent->sizes.begin());
-  std::ranges::copy(core::RowMajorStrides(shape), lent->sizes.begin() + std::ssize(shape));
-  lent->managed.context = lent.get();
-  lent->managed.deleter = [](dlpack::ManagedTensor* self) {
-    delete static_cast<Lent*>(self->context);
-  };
+  Lent* const lent = Lent::New(std::move(memory), shape);
   dlpack::Tensor& tensor = lent->managed.tensor;
-  tensor.data = lent->memory.get();
   tensor.device = {dlpack::kCpu, 0};
-  tensor.ndim = static_cast<int32_t>(shape.size());
   tensor.dtype = {static_cast<uint8_t>(FindWireCode(dtype)->code),
                   static_cast<uint8_t>(schema::ElementBytes(dtype) * 8), 1};
-  tensor.shape = lent->sizes.data();
-  tensor.strides = lent->sizes.data() + shape.size();
   void* result = nullptr;
   // From here on torch owns the memory, even if the call fails.
-  if (api_->wrap(&lent.release()->managed, &result) != 0) throw nb::python_error();
+  if (api_->wrap(&lent->managed, &result) != 0) throw nb::python_error();
   return nb::steal(static_cast<PyObject*>(result));
 }
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -106,42 +107,28 @@ StridedRegion BoxRegion(const LoadRequest& request, const ChunkInfo& chunk, Regi
                        static_cast<int64_t>(base), request.target.data + target);
 }
 
-// Returns the indices of the requested tensors, or nothing if one of them is not in `tensors`. Fast
-// if the requests are in key order, as nearly all are.
-std::optional<std::vector<size_t>> IndicesOf(std::span<const LoadRequest> requests,
-                                             std::span<const TensorInfo> tensors) {
-  std::vector<size_t> indices;
-  indices.reserve(requests.size());
+// Returns the requested tensors, or nothing if one of them is not in `tensors`. Fast if the
+// requests are in key order, as nearly all are.
+std::optional<std::vector<const TensorInfo*>> FindAll(std::span<const LoadRequest> requests,
+                                                      std::span<const TensorInfo> tensors) {
+  std::vector<const TensorInfo*> found;
+  found.reserve(requests.size());
   size_t next = 0;
   for (const LoadRequest& request : requests) {
     if (next >= tensors.size() || tensors[next].fqn != request.fqn) {
-      const TensorInfo* const found = FindByName(tensors, request.fqn);
-      if (found == nullptr) return std::nullopt;
-      next = static_cast<size_t>(found - tensors.data());
+      const TensorInfo* const named = FindByName(tensors, request.fqn);
+      if (named == nullptr) return std::nullopt;
+      next = static_cast<size_t>(named - tensors.data());
     }
-    indices.push_back(next++);
+    found.push_back(&tensors[next++]);
   }
-  return indices;
+  return found;
 }
 
-// Returns the requested tensors in key order without duplicates. Takes them from `known`, if this
-// contains all of them.
-Result<std::vector<TensorInfo>> FindRequested(const StepView& view,
-                                              std::span<const LoadRequest> requests,
-                                              std::span<const TensorInfo> known) {
-  auto indices = IndicesOf(requests, known);
-  if (!indices) {
-    std::vector<std::string_view> fqns;
-    fqns.reserve(requests.size());
-    for (const LoadRequest& request : requests) fqns.push_back(request.fqn);
-    return FindNamed(view, std::move(fqns));
-  }
-  if (!std::ranges::is_sorted(*indices)) std::ranges::sort(*indices);
-  indices->erase(std::ranges::unique(*indices).begin(), indices->end());
-  std::vector<TensorInfo> requested;
-  requested.reserve(indices->size());
-  for (const size_t i : *indices) requested.push_back(known[i]);
-  return requested;
+// Returns how the elements of a tensor become those of the target.
+RegionElement ElementOf(const TensorInfo& tensor, const TensorTarget& target) {
+  return {schema::ElementBytes(tensor.dtype), FindElementCast(tensor.dtype, target.dtype),
+          schema::ElementBytes(target.dtype)};
 }
 
 bool IsSame(const TensorInfo& alias, const TensorInfo& owner) {
@@ -151,33 +138,34 @@ bool IsSame(const TensorInfo& alias, const TensorInfo& owner) {
 
 }  // namespace
 
+uint64_t ReadPlan::Want::begin() const {
+  return alias_region || request->box.sizes.empty() ? 0 : request->box.offsets.front();
+}
+
+uint64_t ReadPlan::Want::end() const {
+  return alias_region || request->box.sizes.empty() ? ~uint64_t{0}
+                                                    : begin() + request->box.sizes.front();
+}
+
 Result<ReadPlan> ReadPlan::Make(const StepView& view, std::span<const LoadRequest> requests,
                                 std::span<const TensorInfo> known) {
   ReadPlan plan;
-  CAIRN_TRY_ASSIGN(std::vector<TensorInfo> requested, FindRequested(view, requests, known));
-  const std::vector<size_t> indices = *IndicesOf(requests, requested);
-  for (size_t i = 0; i < requests.size(); ++i) {
-    CAIRN_TRY(CheckRequest(requests[i], requested[indices[i]]));
-  }
-  const bool has_aliases = std::ranges::any_of(
-      requested, [](const TensorInfo& tensor) { return tensor.alias_of.has_value(); });
-  if (has_aliases) {
-    CAIRN_TRY_ASSIGN(plan.owners_, FindOwners(view, requested));
-  } else {
-    plan.owners_ = std::move(requested);
-  }
+  CAIRN_TRY_ASSIGN(const auto tensors, plan.FindTensors(view, requests, known));
+  for (size_t i = 0; i < requests.size(); ++i) CAIRN_TRY(CheckRequest(requests[i], *tensors[i]));
+  CAIRN_TRY(plan.FindOwners(view, tensors));
   plan.wants_.reserve(requests.size());
-  for (size_t i = 0; i < requests.size(); ++i) {
-    size_t owner = indices[i];
-    const TensorInfo& tensor = has_aliases ? requested[owner] : plan.owners_[owner];
-    if (has_aliases) {
+  size_t owner = 0;
+  for (size_t i = 0; i < requests.size(); ++i, ++owner) {
+    const TensorInfo& tensor = *tensors[i];
+    if (owner >= plan.owners_.size() || plan.owners_[owner] != &tensor) {
       const std::string& name = tensor.alias_of ? *tensor.alias_of : tensor.fqn;
-      owner = static_cast<size_t>(&ByName(plan.owners_, name) - plan.owners_.data());
+      const auto found = std::ranges::lower_bound(plan.owners_, name, {}, &TensorInfo::fqn);
+      owner = static_cast<size_t>(found - plan.owners_.begin());
     }
     CAIRN_TRY(plan.AddWant(requests[i], tensor, owner));
   }
   const auto position = [](const Want& want) {
-    return std::tuple(want.owner, want.alias_region == nullptr, want.begin);
+    return std::tuple(want.owner, want.alias_region == nullptr, want.begin());
   };
   if (!std::ranges::is_sorted(plan.wants_, {}, position)) {
     std::ranges::stable_sort(plan.wants_, {}, position);
@@ -185,8 +173,39 @@ Result<ReadPlan> ReadPlan::Make(const StepView& view, std::span<const LoadReques
   plan.begins_.resize(plan.owners_.size() + 1);
   for (const Want& want : plan.wants_) ++plan.begins_[want.owner + 1];
   std::partial_sum(plan.begins_.begin(), plan.begins_.end(), plan.begins_.begin());
-  plan.next_offset_bytes_.resize(plan.owners_.size());
   return plan;
+}
+
+Result<std::vector<const TensorInfo*>> ReadPlan::FindTensors(const StepView& view,
+                                                             std::span<const LoadRequest> requests,
+                                                             std::span<const TensorInfo> known) {
+  if (auto tensors = FindAll(requests, known)) return *std::move(tensors);
+  std::vector<std::string_view> fqns;
+  fqns.reserve(requests.size());
+  for (const LoadRequest& request : requests) fqns.push_back(request.fqn);
+  CAIRN_TRY_ASSIGN(found_, FindNamed(view, std::move(fqns)));
+  return *FindAll(requests, found_);
+}
+
+Result<void> ReadPlan::FindOwners(const StepView& view,
+                                  std::span<const TensorInfo* const> tensors) {
+  owners_.assign(tensors.begin(), tensors.end());
+  // All are in one array, in key order.
+  if (std::ranges::adjacent_find(owners_, std::greater_equal<>()) != owners_.end()) {
+    std::ranges::sort(owners_);
+    owners_.erase(std::ranges::unique(owners_).begin(), owners_.end());
+  }
+  if (std::ranges::none_of(owners_,
+                           [](const TensorInfo* tensor) { return tensor->alias_of.has_value(); })) {
+    return {};
+  }
+  std::vector<TensorInfo> requested;
+  for (const TensorInfo* const tensor : owners_) requested.push_back(*tensor);
+  CAIRN_TRY_ASSIGN(found_owners_, internal::FindOwners(view, requested));
+  owners_.clear();
+  for (const TensorInfo& owner : found_owners_) owners_.push_back(&owner);
+  next_offset_bytes_.resize(owners_.size());
+  return {};
 }
 
 Result<void> ReadPlan::AddWant(const LoadRequest& request, const TensorInfo& tensor, size_t owner) {
@@ -195,57 +214,50 @@ Result<void> ReadPlan::AddWant(const LoadRequest& request, const TensorInfo& ten
     CAIRN_TRY_ASSIGN(length_bytes, TensorBytes(tensor.dtype, request.box.sizes));
   }
   if (length_bytes == 0) return {};
-  Want want{.request = &request, .owner = owner};
-  want.element = {schema::ElementBytes(tensor.dtype),
-                  FindElementCast(tensor.dtype, request.target.dtype),
-                  schema::ElementBytes(request.target.dtype)};
+  Want& want = wants_.emplace_back(&request, owner);
   if (tensor.alias_of) {
-    CAIRN_TRY(CheckAlias(tensor, owners_[owner]));
+    CAIRN_TRY(CheckAlias(tensor, *owners_[owner]));
     // An alias of its complete owner is read as the owner, whatever the boxes of the chunks are.
-    if (!IsSame(tensor, owners_[owner])) {
-      want.alias_region =
-          std::make_unique<const StridedRegion>(AliasRegion(request, tensor, want.element));
+    if (!IsSame(tensor, *owners_[owner])) {
+      want.alias_region = std::make_unique<const StridedRegion>(
+          AliasRegion(request, tensor, ElementOf(tensor, request.target)));
     }
   }
-  if (!want.alias_region && !request.box.sizes.empty()) {
-    want.begin = request.box.offsets.front();
-    want.end = want.begin + request.box.sizes.front();
-  }
   total_bytes_ += length_bytes;
-  wants_.push_back(std::move(want));
   return {};
 }
 
 Result<void> ReadPlan::AddReads(const StepView& view, ChunkReader& reader) {
-  return ForEachChunkOf(view, owners_,
+  return ForEachChunkOf(view, std::span<const TensorInfo* const>(owners_),
                         [&](size_t i, const ChunkInfo& chunk) { return Visit(i, chunk, reader); });
 }
 
 Result<void> ReadPlan::Visit(size_t i, const ChunkInfo& chunk, ChunkReader& reader) {
-  const std::string& fqn = owners_[i].fqn;
+  const TensorInfo& owner = *owners_[i];
   const size_t end = begins_[i + 1];
   const uint64_t first_index = chunk.box.offsets.empty() ? 0 : chunk.box.offsets.front();
   const uint64_t end_index = chunk.box.sizes.empty() ? 1 : first_index + chunk.box.sizes.front();
   // Chunks in key order never go back in the first dimension.
-  while (begins_[i] < end && wants_[begins_[i]].end <= first_index) ++begins_[i];
+  while (begins_[i] < end && wants_[begins_[i]].end() <= first_index) ++begins_[i];
   CAIRN_TRY(VisitAliases(i, chunk, reader));
-  for (size_t w = begins_[i]; w < end && wants_[w].begin < end_index; ++w) {
+  for (size_t w = begins_[i]; w < end && wants_[w].begin() < end_index; ++w) {
     const Want& want = wants_[w];
     if (want.alias_region || !Overlaps(chunk.box, want.request->box)) continue;
     const TensorTarget& target = want.request->target;
     // A small tensor is one chunk, and there may be very many of them.
-    if (chunk.box == want.request->box && want.element.cast == nullptr &&
+    if (target.dtype == owner.dtype && chunk.box == want.request->box &&
         IsContiguous(target.shape, target.strides)) {
-      CAIRN_TRY(reader.AddWhole(fqn, chunk, target.data));
+      CAIRN_TRY(reader.AddWhole(owner.fqn, chunk, target.data));
     } else {
-      CAIRN_TRY(reader.Add(fqn, chunk, BoxRegion(*want.request, chunk, want.element)));
+      CAIRN_TRY(
+          reader.Add(owner.fqn, chunk, BoxRegion(*want.request, chunk, ElementOf(owner, target))));
     }
   }
   return {};
 }
 
 Result<void> ReadPlan::VisitAliases(size_t i, const ChunkInfo& chunk, ChunkReader& reader) {
-  const TensorInfo& owner = owners_[i];
+  const TensorInfo& owner = *owners_[i];
   const auto wants = std::span(wants_).subspan(begins_[i], begins_[i + 1] - begins_[i]);
   if (wants.empty() || !wants.front().alias_region) return {};
   // Aliases refer to positions in the row-major payload, so chunks must be consecutive ranges of

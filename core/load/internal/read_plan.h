@@ -25,8 +25,8 @@
 
 namespace cairn::core::internal {
 
-/// The reads of one load. Ownership: borrows the requests, which must outlive the plan. Threads:
-/// one at a time.
+/// The reads of one load. Ownership: borrows the requests and the known tensors, which must outlive
+/// the plan. Threads: one at a time.
 class ReadPlan {
  public:
   /// Checks all requests. kNotFound: there is no such tensor. kInvalidArgument: the dtype is not
@@ -47,29 +47,37 @@ class ReadPlan {
   Result<void> AddReads(const StepView& view, ChunkReader& reader);
 
  private:
-  /// The part of a request in the tensor that holds its bytes.
+  /// A request, whose target is the part of the owner that the request needs.
   struct Want {
     const LoadRequest* request = nullptr;
     size_t owner = 0;                                   // in owners_
     std::unique_ptr<const StridedRegion> alias_region;  // in the owner's payload; null: the box
-    RegionElement element = 0;
 
     /// The indices [begin, end) of the first dimension that the request needs; of an alias, all.
-    uint64_t begin = 0;
-    uint64_t end = ~uint64_t{0};
+    uint64_t begin() const;
+    uint64_t end() const;
   };
 
+  /// Returns the tensor of each request. Takes them from `known` if this contains all of them.
+  Result<std::vector<const TensorInfo*>> FindTensors(const StepView& view,
+                                                     std::span<const LoadRequest> requests,
+                                                     std::span<const TensorInfo> known);
+  /// Sets owners_.
+  Result<void> FindOwners(const StepView& view, std::span<const TensorInfo* const> tensors);
   /// Adds what a request needs of `tensor`, whose bytes owner `owner` holds.
   Result<void> AddWant(const LoadRequest& request, const TensorInfo& tensor, size_t owner);
   /// Adds what the requests need of a chunk of owner `i`. Requires chunks in key order.
   Result<void> Visit(size_t i, const ChunkInfo& chunk, ChunkReader& reader);
   Result<void> VisitAliases(size_t i, const ChunkInfo& chunk, ChunkReader& reader);
 
-  std::vector<TensorInfo> owners_;  // key order
-  std::vector<Want> wants_;         // by owner: aliases, then boxes by `begin`
+  std::vector<TensorInfo> found_;          // of the requests, if the caller did not know them
+  std::vector<TensorInfo> found_owners_;   // if there are aliases
+  std::vector<const TensorInfo*> owners_;  // key order; in one of these, or the caller's
+  std::vector<Want> wants_;                // by owner: aliases, then boxes by `begin`
   // In wants_, by owner; one more than owners_. Advances past those that end before a chunk.
   std::vector<size_t> begins_;
-  std::vector<uint64_t> next_offset_bytes_;  // by owner: payload that the chunks seen so far hold
+  // By owner: payload that the chunks seen so far hold. Empty if there are no aliases.
+  std::vector<uint64_t> next_offset_bytes_;
   uint64_t total_bytes_ = 0;
 };
 

@@ -292,11 +292,11 @@ Result<std::set<std::string>> FindEscapedTexts(const StepView& view) {
 
 Result<void> ForEachChunk(const StepView& view, const TensorInfo& tensor,
                           const std::function<Result<void>(ChunkInfo&&)>& visit) {
-  return ForEachChunkOf(view, {&tensor, 1},
+  return ForEachChunkOf(view, std::span(&tensor, 1),
                         [&](size_t, ChunkInfo&& chunk) { return visit(std::move(chunk)); });
 }
 
-Result<void> ForEachChunkOf(const StepView& view, std::span<const TensorInfo> tensors,
+Result<void> ForEachChunkOf(const StepView& view, std::span<const TensorInfo* const> tensors,
                             const std::function<Result<void>(size_t, ChunkInfo&&)>& visit) {
   size_t at = 0;            // the tensor whose chunks are next
   uint64_t seen = 0;        // number of its chunks so far
@@ -306,7 +306,7 @@ Result<void> ForEachChunkOf(const StepView& view, std::span<const TensorInfo> te
   bool is_stopped = false;  // the scan, before the end of the column
   ChunkInfo chunk;          // reused, if `visit` leaves its memory
   const auto finish = [&]() -> Result<void> {
-    const TensorInfo& tensor = tensors[at];
+    const TensorInfo& tensor = *tensors[at];
     const auto damaged = [&](std::string message) {
       return Fail(Error{.code = ErrorCode::kDataLoss,
                         .message = std::move(message),
@@ -331,13 +331,13 @@ Result<void> ForEachChunkOf(const StepView& view, std::span<const TensorInfo> te
                              std::span<const std::byte> record) -> Result<bool> {
     const std::string_view fqn = key.substr(0, key.find('\0'));
     int order = 1;
-    while (at < tensors.size() && (order = fqn.compare(tensors[at].fqn)) > 0) CAIRN_TRY(finish());
+    while (at < tensors.size() && (order = fqn.compare(tensors[at]->fqn)) > 0) CAIRN_TRY(finish());
     is_stopped = at == tensors.size() || (order != 0 && ++skipped > kSeekCost);
     if (is_stopped) return false;
     if (order != 0) return true;
     skipped = 0;
     Result<void> read = DecodeChunk(key, record, chunk);
-    const TensorInfo& tensor = tensors[at];
+    const TensorInfo& tensor = *tensors[at];
     if (read) read = CheckChunk(tensor, chunk);
     if (!read) return AtStep(view, std::move(read).error());
     ++seen;
@@ -350,13 +350,21 @@ Result<void> ForEachChunkOf(const StepView& view, std::span<const TensorInfo> te
   // most of the column, it begins with it, so that it reads far ahead.
   const bool are_many = tensors.size() * kSeekCost >= view.step.chunk_count;
   for (bool is_first = true; at < tensors.size(); is_first = false) {
-    const std::string first_key = is_first && are_many ? "" : kv::FqnKey(tensors[at].fqn);
+    const std::string first_key = is_first && are_many ? "" : kv::FqnKey(tensors[at]->fqn);
     skipped = 0;
     is_stopped = false;
     CAIRN_TRY(view.snapshot->ScanFrom(kv::Column::kChunks, view.step, first_key, on_record));
     while (!is_stopped && at < tensors.size()) CAIRN_TRY(finish());
   }
   return {};
+}
+
+Result<void> ForEachChunkOf(const StepView& view, std::span<const TensorInfo> tensors,
+                            const std::function<Result<void>(size_t, ChunkInfo&&)>& visit) {
+  std::vector<const TensorInfo*> pointers;
+  pointers.reserve(tensors.size());
+  for (const TensorInfo& tensor : tensors) pointers.push_back(&tensor);
+  return ForEachChunkOf(view, pointers, visit);
 }
 
 std::string SegmentPath(const StepView& view, uint64_t segment_id) {

@@ -127,6 +127,8 @@ Result<void> ForEachChunk(const StepView& view, const TensorInfo& tensor,
 /// Calls `visit(i, chunk)` with each chunk of each of `tensors`, in key order; `i` is the index of
 /// the chunk's tensor. `visit` may take the chunk; memory that it leaves is used for the next one.
 /// Requires that `tensors` ascend by FQN without duplicates. Errors: see ForEachChunk.
+Result<void> ForEachChunkOf(const StepView& view, std::span<const TensorInfo* const> tensors,
+                            const std::function<Result<void>(size_t, ChunkInfo&&)>& visit);
 Result<void> ForEachChunkOf(const StepView& view, std::span<const TensorInfo> tensors,
                             const std::function<Result<void>(size_t, ChunkInfo&&)>& visit);
 

@@ -65,19 +65,25 @@ class Reader:
 
     def read(self, allow_pickle: bool) -> list[Any]:
         """The contents of the leaves, in tree order."""
-        results: list[Any] = [None] * len(self._contents)
+        contents = self._contents
+        results: list[Any] = []
+        new: _cairn.NewTensors | None = None
         if self._mmap:
-            results, check = self._native.map_new_tensors(self._contents)
+            results, check = self._native.map_new_tensors(contents)
             if check is not None:
                 self._check(check)
         else:
             with self._memory_for(None):
-                results = self._request_new_tensors()
-        others = [i for i, made in enumerate(results) if made is None]
-        leaves = [leaf_at(self._contents, i) for i in others]
+                if self._reads_on_device:
+                    make = _cairn.request_new_device_tensors
+                    results = make(contents, self._requests, self._device)
+                else:
+                    new = _cairn.request_new_tensors(contents, self._requests)
+        others = new.others() if new else [i for i, made in enumerate(results) if made is None]
+        leaves = [leaf_at(contents, i) for i in others]
         value_leaves = [leaf for leaf in leaves if isinstance(leaf, ValueLeaf)]
         # First, because it may raise.
-        plain = plain_values(value_leaves, self._contents.step, allow_pickle)
+        plain = plain_values(value_leaves, contents.step, allow_pickle)
         values = {leaf.fqn: value for leaf, value in zip(value_leaves, plain)}
         tensors = [leaf for leaf in leaves if isinstance(leaf, TensorLeaf)]
         self._assign_holders(tensors)
@@ -89,19 +95,17 @@ class Reader:
                 with self._memory_for(info):
                     self._allocate(info, kinds)
         if len(self._requests) > 0:
-            contents = self._contents
             devices.load(self._native, contents.info, self._requests, contents=contents)
+        self._requests = _cairn.Requests()  # the tensors reuse the memory of the requests
+        if new is not None:
+            with self._memory_for(None):
+                results = new.make(contents)
         self._move()
         if self._device is not None and not self._reads_on_device:
             results = [made if made is None else made.to(self._device) for made in results]
         for i, leaf in zip(others, leaves):
             results[i] = self._result(leaf) if isinstance(leaf, TensorLeaf) else values[leaf.fqn]
         return results
-
-    def _request_new_tensors(self) -> list[Any]:
-        if self._reads_on_device:
-            return _cairn.request_new_device_tensors(self._contents, self._requests, self._device)
-        return _cairn.request_new_tensors(self._contents, self._requests)
 
     def _assign_holders(self, tensors: list[TensorLeaf]) -> None:
         """Chooses for each place between the memory of its owner and separate memory."""

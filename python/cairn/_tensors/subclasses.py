@@ -205,8 +205,6 @@ def rebuilt_flat(leaves: dict[str, Any], rebuild: Rebuilder) -> dict[str, Any]:
     dicts: dict[str, dict[str, Any]] = {
         fqn: {} for fqn, _, name in (key.rpartition(".") for key in leaves) if name == SUBCLASS_KEY
     }
-    if not dicts:
-        return leaves
     result: dict[str, Any] = {}
     for key, leaf in leaves.items():
         fqn, _, name = key.rpartition(".")
