@@ -1,6 +1,5 @@
 // Loads to host memory are planned (ReadPlan) by one thread while others read (ChunkReader). Loads
-// to device memory bypass host memory where devices can read the segments; the rest passes through
-// page-locked blocks.
+// to device memory are loads to page-locked blocks of host memory, which devices copy.
 
 #include "core/load/internal/load.h"
 
