@@ -81,8 +81,7 @@ Verb ModelVerb(Values& values, const char* name, Measure measure, const char* su
 Verb OpenVerb(Values& values) {
   return Measuring(
       values, "open", "[--chunks N] [--steps N]", BenchOpen,
-      {.summary = "Opening a store of many chunks and reading a first key, in a new process,\n"
-                  "compared with RocksDB opening and seeking the table alone",
+      {.summary = "Opening a store of many chunks and reading a first key, in a new process",
        .arguments = {CountOption(values.options.chunks, "--chunks",
                                  "Chunks in the store (1000000), which is kept as DIR/open-N for "
                                  "later runs",
@@ -122,14 +121,13 @@ Verb GpuVerb(Values& values) {
 }
 
 /// Only for BenchOpen, which runs this verb in a new process.
-Verb ChildVerb(Values& values, const std::string& name,
-               Result<void> (*measure)(const std::string&, Output&)) {
+Verb ChildVerb(Values& values) {
   return {
-      .name = name,
-      .usage = name + " PATH",
+      .name = "open-child",
+      .usage = "open-child PATH",
       .arguments = {{.name = "path", .target = &values.child_path, .required = true}},
       .hidden = true,
-      .run = [&values, measure](Output& out) { return StatusOf(measure(values.child_path, out)); }};
+      .run = [&values](Output& out) { return StatusOf(BenchOpenChild(values.child_path, out)); }};
 }
 
 CommandLine MakeCommandLine(Values& values) {
@@ -146,8 +144,7 @@ CommandLine MakeCommandLine(Values& values) {
                           "Durable saves of a model of which nothing and 1 % has changed"),
                 OpenVerb(values), CommitVerb(values),
                 ModelVerb(values, "digest", BenchDigest, "The page digests of a model in memory"),
-                GpuVerb(values), ChildVerb(values, "open-child", BenchOpenChild),
-                ChildVerb(values, "table-child", BenchTableChild)},
+                GpuVerb(values), ChildVerb(values)},
       .notes = "`kv-bench VERB --help` lists the options of a verb, with an example."};
 }
 

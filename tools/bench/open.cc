@@ -7,7 +7,6 @@
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
-#include <functional>
 #include <utility>
 #include <vector>
 
@@ -15,7 +14,6 @@
 #include "core/load/load_options.h"
 #include "kv/read/snapshot.h"
 #include "tools/bench/measure.h"
-#include "tools/bench/table_limit.h"
 #include "tools/bench/verbs.h"
 #include "tools/common/json.h"
 #include "tools/common/progress.h"
@@ -31,7 +29,6 @@ using Clock = std::chrono::steady_clock;
 // Bars of the reads of the first key, in seconds.
 constexpr double kColdBar = 6e-3;
 constexpr double kWarmBar = 2e-3;
-constexpr double kTableBar = 2.0;      // multiple of SstFileReader's time
 constexpr double kManyStepsBar = 1.2;  // multiple of the time with a store of one step
 
 // --- Stores of many chunks or steps, which take long to create and are kept for later runs
@@ -128,13 +125,13 @@ Result<std::string> FindOrMakeStore(const BenchOptions& options, const KeptStore
 
 // --- Opens in new processes
 
-/// Runs a hidden verb of this program, and returns the JSON object that it prints.
-Result<Json> RunChild(const char* verb, const std::string& path) {
+/// Opens the store in a new process of this program, and returns the JSON object that it prints.
+Result<Json> RunChild(const std::string& directory) {
   std::error_code error;
   const fs::path program = fs::read_symlink("/proc/self/exe", error);
   if (error) return Fail(SystemError(error.value(), "finding this program", "/proc/self/exe"));
   const std::string command =
-      fmt::format("exec {} {} {}", ShellWord(program.string()), verb, ShellWord(path));
+      fmt::format("exec {} open-child {}", ShellWord(program.string()), ShellWord(directory));
   std::FILE* const pipe = popen(command.c_str(), "re");
   if (pipe == nullptr) return Fail(SystemError(errno, "starting a program"));
   std::string output;
@@ -156,7 +153,7 @@ struct Opened {
 Result<BenchRow> OpenOnce(const BenchOptions& options, const Opened& opened, bool cold,
                           uint64_t run) {
   const auto begin = Clock::now();
-  CAIRN_TRY_ASSIGN(const Json found, RunChild("open-child", opened.directory));
+  CAIRN_TRY_ASSIGN(const Json found, RunChild(opened.directory));
   const double wall_seconds = SecondsSince(begin);  // from before exec until the process has ended
   const double open_seconds = found["open_seconds"];
   const double read_seconds = found["read_seconds"];
@@ -181,20 +178,10 @@ Result<BenchRow> OpenOnce(const BenchOptions& options, const Opened& opened, boo
   return row;
 }
 
-Result<BenchRow> OpenTableOnce(const std::string& table, bool cold, uint64_t run) {
-  CAIRN_TRY_ASSIGN(const Json found, RunChild("table-child", table));
-  BenchRow row{.what = cold ? "cold table" : "warm table", .run = run};
-  row.in_this_process = false;
-  row.measured.seconds = found["seconds"];
-  row.note = "new process, SstFileReader alone: opens the table and seeks its first record";
-  return row;
-}
-
 void AddBars(const std::string& cache, double seconds_bar, const std::string& many_steps,
              BenchReport& report) {
   const std::string what = cache + " open";
   report.AddTimeBar(what, seconds_bar);
-  report.AddTimeBar(what, cache + " table", kTableBar);
   report.AddTimeBar(what + many_steps, what, kManyStepsBar);
 }
 
@@ -223,12 +210,6 @@ Result<void> BenchOpenChild(const std::string& directory, Output& out) {
   return {};
 }
 
-Result<void> BenchTableChild(const std::string& path, Output& out) {
-  CAIRN_TRY_ASSIGN(const double seconds, OpenTableAlone(path));
-  WriteJson(out, {{"seconds", seconds}});
-  return {};
-}
-
 Result<void> BenchOpen(const BenchOptions& options, BenchReport& report) {
   std::vector<Opened> stores(1);
   KeptStore wanted{.name = fmt::format("open-{}", options.chunks), .chunks = options.chunks};
@@ -240,26 +221,19 @@ Result<void> BenchOpen(const BenchOptions& options, BenchReport& report) {
     CAIRN_TRY_ASSIGN(const std::string directory, FindOrMakeStore(options, wanted));
     stores.push_back({directory, many_steps, options.steps});
   }
-  CAIRN_TRY_ASSIGN(const std::string table, FindLargestTable(stores[0].directory));
-  // Evicting many files also displaces what the processor has cached. So it precedes each cold
-  // open, regardless of the store. An open that is not measured precedes each warm one.
-  const auto measure = [&](bool cold,
-                           const std::function<Result<BenchRow>()>& open) -> Result<void> {
-    if (cold) {
-      for (const Opened& opened : stores) CAIRN_TRY(EvictFromPageCache(opened.directory));
-    } else {
-      CAIRN_TRY(open());
-    }
-    CAIRN_TRY_ASSIGN(const BenchRow row, open());
-    report.Add(row);
-    return {};
-  };
   for (uint64_t run = 1; run <= options.repeat; ++run) {
     for (const bool cold : {true, false}) {
       for (const Opened& opened : stores) {
-        CAIRN_TRY(measure(cold, [&] { return OpenOnce(options, opened, cold, run); }));
+        // Evicting many files also displaces what the processor has cached. So it precedes each
+        // cold open, regardless of the store. An open that is not measured precedes each warm one.
+        if (cold) {
+          for (const Opened& other : stores) CAIRN_TRY(EvictFromPageCache(other.directory));
+        } else {
+          CAIRN_TRY(OpenOnce(options, opened, cold, run));
+        }
+        CAIRN_TRY_ASSIGN(const BenchRow row, OpenOnce(options, opened, cold, run));
+        report.Add(row);
       }
-      CAIRN_TRY(measure(cold, [&] { return OpenTableOnce(table, cold, run); }));
     }
   }
   AddBars("cold", kColdBar, many_steps, report);

@@ -58,18 +58,6 @@ Result<std::string> FindLargestTable(const std::string& store) {
   return Fail(Error{.code = ErrorCode::kNotFound, .message = "no tables found", .file = store});
 }
 
-Result<double> OpenTableAlone(const std::string& path) {
-  const auto begin = Clock::now();
-  rocksdb::SstFileReader reader(TableOptions());
-  CAIRN_TRY(Check(reader.Open(path), path));
-  const std::unique_ptr<rocksdb::Iterator> records(reader.NewIterator({}));
-  records->SeekToFirst();
-  const double seconds = SecondsSince(begin);
-  CAIRN_TRY(Check(records->status(), path));
-  if (records->Valid()) return seconds;
-  return Fail(Error{.code = ErrorCode::kNotFound, .message = "the table is empty", .file = path});
-}
-
 Result<double> WriteTableAlone(const std::string& source, const std::string& target) {
   rocksdb::SstFileReader reader(TableOptions());
   CAIRN_TRY(Check(reader.Open(source), source));

@@ -1,6 +1,5 @@
 #pragma once
-/// RocksDB reading and writing a table by itself: the limits of opening a store and of a commit,
-/// because a store keeps its records in such tables.
+/// RocksDB writing a table by itself: the limit of a commit, which writes its records to such tables.
 
 #include <string>
 
@@ -10,9 +9,6 @@ namespace cairn::tools {
 
 /// Returns the path of the largest table of the store. kNotFound: it has none.
 Result<std::string> FindLargestTable(const std::string& store);
-
-/// Opens a table with SstFileReader and seeks its first record. Returns the seconds.
-Result<double> OpenTableAlone(const std::string& path);
 
 /// Writes the records of a table to a new table at `target` with SstFileWriter, compressed as in a
 /// store, and syncs it. Returns the seconds, without the time for reading the records. The table is

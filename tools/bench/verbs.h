@@ -36,17 +36,12 @@ Result<void> BenchIncremental(const BenchOptions& options, BenchReport& report);
 /// Measures the page digests of a model.
 Result<void> BenchDigest(const BenchOptions& options, BenchReport& report);
 
-/// Measures how long a new process takes to open a large store and read its first key, compared
-/// with RocksDB opening the table alone.
+/// Measures how long a new process takes to open a large store and read its first key.
 Result<void> BenchOpen(const BenchOptions& options, BenchReport& report);
 
 /// Runs in the process that BenchOpen starts: opens the store in `directory`, reads its first key
 /// and prints the times as one JSON object.
 Result<void> BenchOpenChild(const std::string& directory, Output& out);
-
-/// Runs in the process that BenchOpen starts: opens the table `path` with RocksDB alone, seeks its
-/// first record and prints the time as a JSON object.
-Result<void> BenchTableChild(const std::string& path, Output& out);
 
 /// Measures what rank 0 of a large job, whose other ranks are simulated, does to commit a step.
 Result<void> BenchCommit(const BenchOptions& options, BenchReport& report);
