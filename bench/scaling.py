@@ -30,7 +30,7 @@ import torch
 from common import report
 from common.child import run_in_child
 from common.library import KV_BENCH
-from common.measure import Meter
+from common.measure import Meter, release_memory
 
 import cairn
 
@@ -63,6 +63,7 @@ class Point:
     @contextmanager
     def measure(self, name: str) -> Iterator[None]:
         before = metadata_bytes(self._store)
+        release_memory()
         meter = Meter()
         yield
         spent = meter.stop()

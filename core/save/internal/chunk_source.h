@@ -138,7 +138,7 @@ class ChunkSource {
     if (!plan_.unchanged.empty() && plan_.unchanged[index]) {
       chunk.digest = *plan_.unchanged[index];
       chunk.has_bytes = false;
-    } else if (!plan_.pages.empty() && !plan_.pages[index].page_digests.empty()) {
+    } else if (index < plan_.pages.size() && !plan_.pages[index].page_digests.empty()) {
       const ChunkPages& pages = plan_.pages[index];
       chunk.page_digests = pages.page_digests;
       chunk.digest = kv::RootDigest(chunk.page_digests, chunk.length_bytes);

@@ -113,7 +113,8 @@ struct SavePlan {
   /// Digests of chunks that are known to equal the base step's, and whose bytes are not in
   /// `sources`. One element per chunk, or empty if all bytes are in `sources`.
   std::vector<std::optional<kv::Digest>> unchanged;
-  /// One per chunk, or empty. In host memory, chunks whose page digests are not known have none.
+  /// By chunk, of all chunks or of the first ones. In host memory, chunks whose page digests are
+  /// not known have none.
   std::vector<ChunkPages> pages;
   /// The chunk that is compared although it is stated to be unchanged, if there is one.
   std::optional<size_t> compared_chunk;

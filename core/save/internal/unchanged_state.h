@@ -34,30 +34,25 @@ class Comparison {
         pool_(pool),
         scratch_(pool.thread_count(), std::vector<std::byte>(kv::kPageBytes)) {
     CAIRN_CHECK(saved.chunks.size() == plan.layout->chunks.size());
-    chunks_.reserve(saved.chunks.size());
-    for (size_t i = 0; i < plan.shards().size(); ++i) ListChunks(i);
-    page_digests_.resize(page_count_);
+    CAIRN_CHECK(plan.unchanged.empty() && plan.pages.empty());
+    chunks_.reserve(std::min(kRoundChunks, saved.chunks.size()));
   }
 
   Result<StateComparison> Run(const Progress& progress) {
     ProgressMeter meter(progress, plan_.own_bytes);
-    StateComparison comparison{.compared_bytes = taken_bytes_};
-    if (taken_bytes_ > 0) CAIRN_TRY(meter.Add(taken_bytes_));
-    for (size_t begin = 0; begin < chunks_.size() && !has_change_;) {
-      size_t end = begin;
-      uint64_t bytes = 0;
-      while (end < chunks_.size() && bytes < kRoundBytes) {
-        bytes += chunks_[end++].payload.length_bytes();
-      }
-      const auto groups =
-          GroupByBytes(std::span(chunks_).subspan(begin, end - begin),
-                       [](const Chunk& chunk) { return chunk.payload.length_bytes(); });
+    StateComparison comparison;
+    while (const uint64_t bytes = ListRound()) {
+      page_digests_.resize(page_count_);
+      const auto groups = GroupByBytes(
+          std::span(chunks_), [](const Chunk& chunk) { return chunk.payload.length_bytes(); });
       pool_.Run(groups.size(), [&](size_t i, size_t worker) {
         for (Chunk& chunk : groups[i]) {
           if (!has_change_.load(std::memory_order_relaxed)) Compare(chunk, worker);
         }
       });
-      begin = end;
+      for (const Chunk& chunk : chunks_) {
+        if (chunk.is_digested && IsKept(chunk)) kept_.push_back({chunk.index, chunk.first_page});
+      }
       if (has_change_) break;
       comparison.compared_bytes += bytes;
       CAIRN_TRY(meter.Add(bytes));
@@ -68,56 +63,73 @@ class Comparison {
   }
 
  private:
-  // Threads wait for each other, and progress is reported, after this many bytes.
+  // Threads wait for each other, and progress is reported, after this many bytes or chunks.
   static constexpr uint64_t kRoundBytes = 256 << 20;
+  static constexpr size_t kRoundChunks = 32 << 10;
+  // The digests of smaller chunks are computed again if there is a change, which costs less than to
+  // remember them.
+  static constexpr uint64_t kMinKeptBytes = kv::kPageBytes / 16;
 
   // Contains all that Compare needs: while all threads read tensors, a cache miss in the plan takes
   // as long as digesting several KiB.
   struct Chunk {
     size_t index = 0;  // into PlanLayout::chunks
     HostPayload payload;
-    size_t first_page = 0;  // in page_digests_
+    size_t first_page = 0;  // in page_digests_, if it is kept
     const SavedChunks::Chunk* saved = nullptr;
     bool is_digested = false;
   };
+  struct KeptChunk {
+    size_t index = 0;
+    size_t first_page = 0;
+  };
 
-  void ListChunks(size_t shard_index) {
-    const PlannedShard& shard = plan_.shards()[shard_index];
-    CAIRN_CHECK(!shard.on_device() && plan_.unchanged.empty() && plan_.pages.empty());
-    const TensorRef source = plan_.SourceOf(shard_index);
-    for (size_t i = shard.first_chunk; i < shard.end_chunk; ++i) {
-      const ShardChunk& chunk = plan_.layout->chunks[i];
-      if (plan_.IsTakenFromBase(shard_index, i)) {
-        taken_bytes_ += chunk.length_bytes;
-        continue;
+  static bool IsKept(const Chunk& chunk) { return chunk.payload.length_bytes() >= kMinKeptBytes; }
+
+  // Lists the chunks of the next round. Returns their bytes, with those that are not compared; 0 if
+  // there are no more.
+  uint64_t ListRound() {
+    uint64_t bytes = 0;
+    chunks_.clear();
+    for (; next_shard_ < plan_.shards().size(); ++next_shard_) {
+      const PlannedShard& shard = plan_.shards()[next_shard_];
+      CAIRN_CHECK(!shard.on_device());
+      const TensorRef source = plan_.SourceOf(next_shard_);
+      for (; next_chunk_ < shard.end_chunk; ++next_chunk_) {
+        if (bytes >= kRoundBytes || chunks_.size() == kRoundChunks) return bytes;
+        const ShardChunk& chunk = plan_.layout->chunks[next_chunk_];
+        bytes += chunk.length_bytes;
+        if (plan_.IsTakenFromBase(next_shard_, next_chunk_)) continue;
+        chunks_.push_back({.index = next_chunk_,
+                           .payload = {source, chunk.begin_bytes, chunk.length_bytes},
+                           .first_page = page_count_,
+                           .saved = &saved_.chunks[next_chunk_]});
+        if (IsKept(chunks_.back())) page_count_ += kv::PageCount(chunk.length_bytes);
       }
-      chunks_.push_back({.index = i,
-                         .payload = {source, chunk.begin_bytes, chunk.length_bytes},
-                         .first_page = page_count_,
-                         .saved = &saved_.chunks[i]});
-      page_count_ += kv::PageCount(chunk.length_bytes);
     }
-  }
-
-  std::span<uint64_t> PageDigests(const Chunk& chunk) {
-    return std::span(page_digests_)
-        .subspan(chunk.first_page, kv::PageCount(chunk.payload.length_bytes()));
+    return bytes;
   }
 
   void Compare(Chunk& chunk, size_t worker) {
-    const std::span<uint64_t> pages = PageDigests(chunk);
+    const uint64_t length_bytes = chunk.payload.length_bytes();
+    uint64_t only_page = 0;
+    std::span<uint64_t> pages(&only_page, 1);
+    if (IsKept(chunk)) {
+      pages = std::span(page_digests_).subspan(chunk.first_page, kv::PageCount(length_bytes));
+    }
     chunk.payload.DigestPages(scratch_[worker], pages);
     chunk.is_digested = true;
-    const kv::Digest digest = kv::RootDigest(pages, chunk.payload.length_bytes());
-    if (digest != chunk.saved->digest) has_change_ = true;
+    if (kv::RootDigest(pages, length_bytes) != chunk.saved->digest) has_change_ = true;
   }
 
   void KeepPageDigests() {
-    plan_.pages.resize(plan_.layout->chunks.size());
-    for (const Chunk& chunk : chunks_) {
-      if (!chunk.is_digested) continue;
-      const std::span<const uint64_t> pages = PageDigests(chunk);
-      plan_.pages[chunk.index].page_digests.assign(pages.begin(), pages.end());
+    if (kept_.empty()) return;
+    plan_.pages.resize(kept_.back().index + 1);
+    for (const auto& [index, first_page] : kept_) {
+      const std::span<const uint64_t> pages =
+          std::span(page_digests_)
+              .subspan(first_page, kv::PageCount(plan_.layout->chunks[index].length_bytes));
+      plan_.pages[index].page_digests.assign(pages.begin(), pages.end());
     }
   }
 
@@ -125,18 +137,20 @@ class Comparison {
   const SavedChunks& saved_;
   kv::WorkerPool& pool_;
   std::vector<std::vector<std::byte>> scratch_;  // one page per worker
-  std::vector<Chunk> chunks_;                    // in the order of the plan
-  uint64_t taken_bytes_ = 0;                     // bytes of chunks that are not in chunks_
+  size_t next_shard_ = 0;
+  size_t next_chunk_ = 0;      // of all shards
+  std::vector<Chunk> chunks_;  // of the current round
   size_t page_count_ = 0;
   std::vector<uint64_t> page_digests_;
+  std::vector<KeptChunk> kept_;  // ascending
   std::atomic<bool> has_change_ = false;
 };
 
 /// Digests the chunks of the plan, except chunks that are taken from the base, in order, on all
 /// threads of the pool, until one has another digest than in `saved`. The page digests of the
-/// chunks up to there are then in SavePlan::pages, so that the save does not compute them
-/// again. Requires tensors in host memory, and that `saved` has the shards and chunks of the plan.
-/// Memory: 8 bytes per 64 KiB page. kCancelled: as asked by `progress`.
+/// chunks up to there, except small ones, are then in SavePlan::pages, so that the save does not
+/// compute them again. Requires tensors in host memory, and that `saved` has the shards and chunks
+/// of the plan. Memory: 4 MiB, and 24 bytes per 64 KiB page. kCancelled: as asked by `progress`.
 inline Result<StateComparison> CompareState(SavePlan& plan, const SavedChunks& saved,
                                             kv::WorkerPool& pool, const Progress& progress) {
   return Comparison(plan, saved, pool).Run(progress);
