@@ -149,6 +149,21 @@ Result<StepInfo> CommitTable(StepAttempt& attempt, const StepSummary& summary,
   return WithSpace(free_space, [&] { return CommitTableOnce(attempt, summary, base, finish); });
 }
 
+/// Adds the records of the attempt, with the structure in its place in the order of columns.
+Result<void> AddRecords(StepAttempt& attempt, StepTableWriter& table) {
+  bool has_structure = false;
+  const auto add_structure = [&] {
+    has_structure = true;
+    return table.AddCounted(
+        {.key = ColumnPrefix(Column::kStructures), .value = attempt.structure_record});
+  };
+  CAIRN_TRY(attempt.records.ForEachInOrder([&](const TableRecord& record) -> Result<void> {
+    if (!has_structure && record.column() > Column::kStructures) CAIRN_TRY(add_structure());
+    return table.AddCounted(record);
+  }));
+  return has_structure ? Result<void>() : add_structure();
+}
+
 /// See StepWriter::Commit.
 Result<StepInfo> CommitStep(StepAttempt& attempt, const StepSummary& summary) {
   StoreState& state = *attempt.store;
@@ -170,9 +185,10 @@ Result<StepInfo> CommitStep(StepAttempt& attempt, const StepSummary& summary) {
                          CAIRN_TRY(table.AddSegmentsOf(*other));
                        }
                        table.AddUses(attempt.live_bytes);
-                       CAIRN_TRY(attempt.records.ForEachInOrder(
-                           [&](const TableRecord& record) { return table.AddCounted(record); }));
+                       CAIRN_TRY(attempt.segments.BeginSeal());
+                       const Result<void> added = AddRecords(attempt, table);
                        CAIRN_TRY(attempt.SealSegments());  // before the table is durable
+                       CAIRN_TRY(added);
                        return table.Finish(entry);
                      });
 }
@@ -369,8 +385,9 @@ Result<void> StepWriter::SetStructure(std::span<const std::byte> record) {
   CAIRN_TRY(CheckOrder(*attempt_, !attempt_->has_structure && !attempt_->store->joined,
                        "rank 0 sets the structure of a step once"));
   attempt_->structure = PayloadDigest(record);
+  attempt_->structure_record.assign(record.begin(), record.end());
   attempt_->has_structure = true;
-  return attempt_->AddEntry(Column::kStructures, "", record);
+  return {};
 }
 
 // --- communication with the other ranks

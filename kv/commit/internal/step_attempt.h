@@ -75,6 +75,7 @@ class StepAttempt {
   LiveBytes live_bytes;              // of the chunks in records
   ChunkEncoder chunk_encoder;        // for reused chunks
   Digest structure;
+  std::vector<std::byte> structure_record;  // not in `records`, which would copy it several times
   bool has_structure = false;
   uint64_t chunk_count = 0;
   uint64_t reused_chunk_count = 0;

@@ -17,6 +17,8 @@
 namespace cairn::kv::internal {
 namespace {
 
+/// The table of fewer chunks takes as long as a thread to begin.
+constexpr uint64_t kManyChunks = 4096;
 /// A segment is sealed when the keys of its chunks, of which each may have 64 KiB, have this
 /// length: a footer of 2 GiB cannot be encoded.
 constexpr uint64_t kMaxKeyBytes = 64 << 20;
@@ -158,14 +160,12 @@ void SegmentStream::AddChunk(std::string_view key, const ChunkEntry& entry) {
 Result<void> SegmentStream::Finish() {
   if (segment_ == nullptr || is_finished_) return {};
   const uint64_t page_digests_offset_bytes = segment_->page_digests_offset_bytes();
-  CAIRN_TRY(footer_.ForEach([&](uint64_t* words) -> Result<void> {
+  CAIRN_TRY(segment_->Finish(options_.attempt, footer_, [&](uint64_t* words) -> Result<void> {
     const TableRecord record = RecordAt(words);
     if (record.column() != Column::kChunks) return {};
     MovePageDigests(MutableValueAt(words), segment_id_, page_digests_offset_bytes);
     return on_record_(record);
   }));
-  CAIRN_TRY(segment_->Finish(options_.attempt, footer_));
-  footer_.Clear();
   is_tensor_in_footer_ = false;  // its chunks may continue in the next segment
   key_bytes_ = 0;
   is_finished_ = true;
@@ -213,6 +213,8 @@ Result<void> SegmentStream::ReapClosed(bool waits) {
     const auto& sealed = closing_.front().sealed;
     if (!waits && sealed.wait_for(std::chrono::seconds(0)) != std::future_status::ready) break;
     CAIRN_TRY_ASSIGN(SegmentInfo info, closing_.front().sealed.get());
+    closing_.front().segment.reset();
+    options_.queues->Give(std::move(closing_.front().queue));
     closing_.pop_front();
     sealed_.push_back(std::move(info));
   }
@@ -223,6 +225,12 @@ Result<void> SegmentStream::Drain() {
   for (const Closing& closing : closing_) closing.sealed.wait();  // even if one fails
   CAIRN_TRY(ReapClosed(/*waits=*/true));
   return segment_ != nullptr ? segment_->Drain() : Result<void>();
+}
+
+Result<void> SegmentStream::BeginSeal() {
+  if (segment_ == nullptr || segment_->info().chunk_count < kManyChunks) return {};
+  is_finished_ = false;
+  return CompleteInBackground();
 }
 
 Result<void> SegmentStream::Seal() {

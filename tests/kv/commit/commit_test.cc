@@ -1,10 +1,12 @@
 // Commits, loads, reopens, overwrites and deletes through the kv API.
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <filesystem>
 #include <iterator>
@@ -20,6 +22,7 @@
 #include "tests/kv/byte_payload.h"
 #include "tests/kv/sample_step.h"
 #include "tests/kv/store_checks.h"
+#include "tests/support/fault_hook.h"
 #include "tests/support/result_matchers.h"
 #include "tests/support/scoped_temp_dir.h"
 
@@ -28,6 +31,7 @@ namespace {
 
 using cairn::testing::IsError;
 using cairn::testing::IsOk;
+using cairn::testing::ScopedFaults;
 using cairn::testing::ScopedTempDir;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
@@ -192,6 +196,45 @@ TEST_F(CommitTest, AbandonedWriterLeavesNothing) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store_->Latest());
   EXPECT_THAT(snapshot->step_numbers(), IsEmpty());
   EXPECT_THAT(snapshot->FindStep(std::nullopt), IsError(ErrorCode::kNotFound, "no steps yet"));
+}
+
+// The segment of many chunks is sealed while their records are written to the table.
+TEST_F(CommitTest, SegmentOfManyChunksIsSealedBeforeTheStepExists) {
+  constexpr uint64_t kCount = 5000;
+  const auto key = [](uint64_t i) { return ChunkKey(fmt::format("tensor.{:05}", i), {}); };
+  const auto write = [&](uint64_t step) -> Result<StepInfo> {
+    CAIRN_TRY_ASSIGN(auto writer, store_->Begin(step, {}));
+    for (uint64_t i = 0; i < kCount; ++i) {
+      const auto bytes = std::as_bytes(std::span(&i, 1));
+      CAIRN_TRY_ASSIGN(const auto appended,
+                       writer->Append(CopiedBytes(bytes), SegmentAlignment::kNone));
+      CAIRN_TRY(writer->AddChunk(key(i),
+                                 {.sizes = {},
+                                  .extents = appended.extent,
+                                  .digest = appended.digest,
+                                  .since_step = step,
+                                  .statistics = {}},
+                                 /*reused=*/false));
+    }
+    CAIRN_TRY(writer->SetStructure(std::as_bytes(std::span("structure"))));
+    return writer->Commit({});
+  };
+
+  {
+    const ScopedFaults faults(cairn::testing::FailAt("segment.sync", 1, EIO));
+    EXPECT_THAT(write(1), IsError(ErrorCode::kUnavailable, "sync"));
+  }
+  EXPECT_EQ(SegmentFileCount(path_), 0u);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const StepInfo info, write(2));
+  EXPECT_EQ(info.chunk_count, kCount);
+
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store_->Latest());
+  EXPECT_THAT(snapshot->step_numbers(), ElementsAre(2u));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto record,
+                             snapshot->Get(Column::kChunks, info, key(kCount - 1)));
+  ASSERT_TRUE(record.has_value());
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto structure, snapshot->Get(Column::kStructures, info, ""));
+  EXPECT_TRUE(structure.has_value());
 }
 
 TEST_F(CommitTest, DigestsOfPayloadAreGivenOrComputed) {
