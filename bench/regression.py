@@ -29,8 +29,12 @@ BASELINES = ROOT / "bench/regression/baselines.json"
 # regression.
 LIMIT = 1.03
 LIMIT_OF_ANOTHER_TOOLCHAIN = 2.0
-# callgrind counts "rep movsb" as one instruction per byte; memcpy then uses vector instructions.
-COUNTED_COPIES = {"GLIBC_TUNABLES": "glibc.cpu.x86_rep_movsb_threshold=1073741824"}
+# callgrind counts "rep movsb" and "rep stosb" as one instruction per byte; memcpy and memset then
+# use vector instructions.
+COUNTED_COPIES = {
+    "GLIBC_TUNABLES": "glibc.cpu.x86_rep_movsb_threshold=1073741824"
+    ":glibc.cpu.x86_rep_stosb_threshold=1073741824"
+}
 
 
 class CannotCount(Exception):

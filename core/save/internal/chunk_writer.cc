@@ -33,7 +33,7 @@ namespace cairn::core::internal {
 namespace {
 
 constexpr uint64_t kWindowBytes = 64 << 20;  // length of chunks that are digested together
-constexpr size_t kWindowChunks = 2048;
+constexpr size_t kWindowChunks = 512;
 // If every page of a chunk has changed, most pages of the following chunks have changed too. Then
 // only every N-th chunk of the tensor is compared with the base's page digests, so that a state in
 // which everything changes, such as an optimizer's, costs few reads.
@@ -289,20 +289,19 @@ class ChunkWriter {
     ++written_.chunks;
     if (chunk.is_unchanged()) {
       ++written_.reused;
-      return AddRecord(chunk, chunk.base->entry(), /*in_base=*/true);
+      entry_ = chunk.base->entry();
+      return AddRecord(chunk, /*in_base=*/true);
     }
     if (!chunk.has_bytes) return Fail(kv::BaseReplacedError(context_.step).WithKey(fqn));
     if (chunk.is_stated_unchanged && chunk.base) return Fail(NotUnchangedError(fqn));
-    const auto sizes = chunk.box.sizes();
+    entry_.sizes.assign(chunk.box.sizes().begin(), chunk.box.sizes().end());
+    entry_.statistics.reset();
     if (auto shared = equal_ ? equal_->Find(chunk) : std::nullopt) {
       ++written_.reused;
-      return AddRecord(chunk,
-                       {.sizes = {sizes.begin(), sizes.end()},
-                        .extents = std::move(shared->extents),
-                        .digest = chunk.digest,
-                        .since_step = shared->since_step,
-                        .statistics = {}},
-                       shared->in_base);
+      entry_.extents = std::move(shared->extents);
+      entry_.digest = chunk.digest;
+      entry_.since_step = shared->since_step;
+      return AddRecord(chunk, shared->in_base);
     }
     written_.bytes += chunk.length_bytes;
     auto stored = Append(chunk);
@@ -311,27 +310,24 @@ class ChunkWriter {
     }
     CAIRN_TRY(stored);
     if (equal_) equal_->Add(chunk, stored->extents, context_.step);
-    return AddRecord(chunk,
-                     {.sizes = {sizes.begin(), sizes.end()},
-                      .extents = std::move(stored->extents),
-                      .digest = stored->digest,
-                      .since_step = context_.step,
-                      .statistics = {}},
-                     /*in_base=*/false);
+    entry_.extents = std::move(stored->extents);
+    entry_.digest = stored->digest;
+    entry_.since_step = context_.step;
+    return AddRecord(chunk, /*in_base=*/false);
   }
 
-  /// Adds the record of a chunk, and reports its bytes as progress. `in_base`: the base has the
-  /// extents.
-  Result<void> AddRecord(const PlannedChunk& chunk, kv::ChunkEntry entry, bool in_base) {
-    if (!entry.statistics) entry.statistics = chunk.statistics;
+  /// Adds the record of a chunk, which is entry_, and reports its bytes as progress. `in_base`: the
+  /// base has the extents.
+  Result<void> AddRecord(const PlannedChunk& chunk, bool in_base) {
+    if (!entry_.statistics) entry_.statistics = chunk.statistics;
     if (context_.saved != nullptr) {
       context_.saved->chunks[chunk.index] = {
-          .digest = entry.digest,
+          .digest = entry_.digest,
           .reused = chunk.is_unchanged(),
-          .deltas = static_cast<uint8_t>(entry.extents.deltas.size())};
+          .deltas = static_cast<uint8_t>(entry_.extents.deltas.size())};
     }
     SetChunkKey(context_.plan.tensors()[chunk.tensor], chunk.box, key_);
-    CAIRN_TRY(context_.writer.AddChunk(key_, entry, in_base));
+    CAIRN_TRY(context_.writer.AddChunk(key_, entry_, in_base));
     return context_.progress.Add(chunk.length_bytes);
   }
 
@@ -378,6 +374,7 @@ class ChunkWriter {
   size_t next_tensor_ = 0;  // the first whose record is not added yet
   TensorEncoder encoder_;
   std::string key_;                              // key of the chunk that was added last
+  kv::ChunkEntry entry_;                         // and its record
   std::vector<std::vector<std::byte>> scratch_;  // one page per worker
   // Windows take turns, so that their memory is used again.
   Window filling_;

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <bit>
 #include <functional>
 #include <string>
@@ -16,6 +17,7 @@ namespace {
 // with open addressing: every save and listing calls this, and a set would allocate a node per
 // leaf.
 const LeafName* FindRepeated(const std::vector<LeafName>& leaves) {
+  if (std::ranges::is_sorted(leaves, std::ranges::less_equal(), &LeafName::fqn)) return nullptr;
   constexpr uint32_t kFree = ~uint32_t{0};
   std::vector<uint32_t> table(std::bit_ceil(2 * leaves.size() + 1), kFree);
   for (uint32_t i = 0; i < leaves.size(); ++i) {

@@ -141,6 +141,7 @@ rocksdb::Options TableOptions(rocksdb::Env& environment) {
   table.checksum = rocksdb::kXXH3;
   table.format_version = 5;
   table.block_size = kTableBlockBytes;
+  table.block_size_deviation = 0;  // otherwise, each record is measured before it is added
   table.flush_block_policy_factory = std::make_shared<LargeRecordsApart>();
   // An open reads only the top of the index, whose size is a few bytes per MiB of records.
   table.index_type = rocksdb::BlockBasedTableOptions::kTwoLevelIndexSearch;

@@ -35,16 +35,11 @@ class DigestingWriter final : public ObjectWriter {
 
 }  // namespace
 
-Result<void> CheckRecord(std::string_view key, std::span<const std::byte> value) {
-  if (value.empty()) {
-    return Fail(ErrorCode::kInvalidArgument, "a record with an empty value would be a tombstone");
-  }
-  if (key.size() + value.size() > kMaxTableRecordBytes) {
-    return Fail(ErrorCode::kInvalidArgument,
-                fmt::format("a record has {} bytes, more than the limit of {}",
-                            key.size() + value.size(), kMaxTableRecordBytes));
-  }
-  return {};
+Error InvalidRecordError(std::string_view key, std::span<const std::byte> value) {
+  return {.code = ErrorCode::kInvalidArgument,
+          .message = value.empty() ? "a record with an empty value would be a tombstone"
+                                   : fmt::format("a record has {} bytes, more than the limit of {}",
+                                                 key.size() + value.size(), kMaxTableRecordBytes)};
 }
 
 struct TableWriter::State {

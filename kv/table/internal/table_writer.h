@@ -15,8 +15,13 @@ namespace cairn::kv::internal {
 /// The key and the value of a record are at most this long together.
 inline constexpr uint64_t kMaxTableRecordBytes = 1 << 30;
 
+/// Returns the error of CheckRecord.
+Error InvalidRecordError(std::string_view key, std::span<const std::byte> value);
 /// kInvalidArgument: `value` is empty, or the record is too long.
-Result<void> CheckRecord(std::string_view key, std::span<const std::byte> value);
+inline Result<void> CheckRecord(std::string_view key, std::span<const std::byte> value) {
+  if (!value.empty() && key.size() + value.size() <= kMaxTableRecordBytes) return {};
+  return Fail(InvalidRecordError(key, value));
+}
 
 /// A tombstone is a record with an empty value: RocksDB's own deletions are invisible to whoever
 /// reads a table by itself, but the merge of tables needs them.
