@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 
 #include <filesystem>
+#include <thread>
+#include <vector>
 
 #include "core/load/load_options.h"
 #include "core/load/map.h"
@@ -155,6 +157,30 @@ TEST_F(DamageTest, TheCheckOfASoundMapSucceeds) {
   EXPECT_THAT(mapped.check->Run([](uint64_t, uint64_t) { return false; }),
               IsError(ErrorCode::kCancelled, ""));
   EXPECT_TRUE(std::ranges::equal(mapped.tensors.front()->bytes, tensor_.bytes));
+}
+
+TEST_F(DamageTest, ChecksOfOneMapThatRunAtTheSameTimeFindTheSameDamage) {
+  const TestTensor large(DType::kInt8, {40, 1 << 20});
+  Save(1, StateOf({{"large", large.view()}}), {.chunk_bytes = 1 << 20});
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto chunks, store->Chunks(Step(1), "large"));
+  segment_ = FileOf(chunks[33].extents.front());
+  const std::string fqn = "large";
+  const auto run_in_all = [&](const MapCheck& check) {
+    std::vector<Result<void>> found(4);
+    {
+      std::vector<std::jthread> threads;
+      for (Result<void>& one : found) threads.emplace_back([&] { one = check.Run(); });
+      // One that stops does not stop the others.
+      threads.emplace_back([&] { (void)check.Run([](uint64_t, uint64_t) { return false; }); });
+    }
+    return found;
+  };
+  CAIRN_ASSERT_OK_AND_ASSIGN(const UncheckedMap mapped, store->MapUnchecked(Step(1), {&fqn, 1}));
+  for (const Result<void>& sound : run_in_all(*mapped.check)) CAIRN_EXPECT_OK(sound);
+  Flip(chunks[33].extents.front().offset_bytes + 5);
+  for (const Result<void>& damaged : run_in_all(*mapped.check)) {
+    EXPECT_THAT(damaged, IsError(ErrorCode::kDataLoss, "chunk [33, 0]"));
+  }
 }
 
 TEST_F(DamageTest, AMapOfManyNamesTheFirstThatIsDamaged) {
