@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import threading
+
 import numpy as np
 import pytest
 import torch
 from cairn_testing import assert_same, flip_byte, segment_files, steps_of
 
 import cairn
+from cairn._opened.map_checks import MapChecks
 
 
 @pytest.fixture
@@ -189,6 +193,24 @@ def test_lazily_verified_tensors_are_checked_in_the_background(path):
         assert store.wait_verified()
         assert store.wait_verified(timeout=0)
     assert_same(read, state)
+
+
+def test_a_background_check_has_the_lowest_priority_until_someone_waits():
+    priorities: list[int] = []
+    has_help = threading.Event()
+
+    class Check:
+        def run(self):
+            priorities.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+            if len(priorities) == 1:
+                assert has_help.wait(60)
+            else:
+                has_help.set()
+
+    checks = MapChecks()
+    checks.start(Check())
+    assert checks.wait()
+    assert sorted(priorities) == [os.getpriority(os.PRIO_PROCESS, 0), 19]
 
 
 @pytest.mark.parametrize(
