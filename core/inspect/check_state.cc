@@ -452,12 +452,8 @@ class Check {
         const auto& [fqn, offsets, view] = reads_[i];
         const uint64_t length = *TensorBytes(view.dtype, view.shape);
         payloads.emplace_back(length);
-        requests.push_back({.fqn = *fqn,
-                            .box = {.offsets = offsets, .sizes = view.shape},
-                            .target = {.dtype = view.dtype,
-                                       .shape = view.shape,
-                                       .strides = {},
-                                       .data = payloads.back().data()}});
+        requests.push_back(
+            RowMajorRequest(*fqn, view.dtype, {offsets, view.shape}, payloads.back().data()));
         bytes += length;
       }
       CAIRN_TRY_ASSIGN(const LoadReport report, RunLoad(view_, requests, none));

@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/base/progress.h"
@@ -31,6 +32,12 @@ struct LoadRequest {
   /// CheckpointStore::Update: false for new memory, which is filled completely.
   bool has_base = true;
 };
+
+/// Requests a box in host memory, where its elements follow each other in row-major order.
+inline LoadRequest RowMajorRequest(std::string fqn, DType dtype, Box box, std::byte* data) {
+  TensorTarget target{.dtype = dtype, .shape = box.sizes, .data = data};
+  return {.fqn = std::move(fqn), .box = std::move(box), .target = std::move(target)};
+}
 
 /// Requests the part of a tensor that this rank holds.
 struct ShardTarget {

@@ -110,10 +110,7 @@ class StatisticsAdder {
     for (size_t i = 0; i < chunks.size(); ++i) {
       const auto& [tensor, chunk] = chunks[i];
       bytes[i].resize(chunk.length_bytes());
-      requests.push_back(
-          {tensor->fqn,
-           chunk.box,
-           {.dtype = tensor->dtype, .shape = chunk.box.sizes, .data = bytes[i].data()}});
+      requests.push_back(RowMajorRequest(tensor->fqn, tensor->dtype, chunk.box, bytes[i].data()));
     }
     CAIRN_TRY(store_.Examine(step, requests));
     std::vector<kv::ChunkStatistics> found(chunks.size());

@@ -122,10 +122,8 @@ class CheckpointFile {
     std::vector<core::LoadRequest> requests;
     uint64_t at = length - end;
     for (const core::SafetensorsTensor& tensor : file.tensors()) {
-      requests.push_back(
-          {.fqn = tensor.name,
-           .box = core::WholeBox(tensor.shape),
-           .target = {.dtype = tensor.dtype, .shape = tensor.shape, .data = bytes + at}});
+      requests.push_back(core::RowMajorRequest(tensor.name, tensor.dtype,
+                                               core::WholeBox(tensor.shape), bytes + at));
       at += tensor.bytes.size();
     }
     ProgressLine progress(fmt::format("updating to step {}:", contents.step.step));

@@ -77,9 +77,8 @@ class Model {
   std::vector<core::LoadRequest> Requests(uint64_t stride) {
     std::vector<core::LoadRequest> requests;
     for (size_t i = 0; i < count_; i += stride) {
-      requests.push_back({Fqn(i),
-                          core::WholeBox(Shape()),
-                          {core::DType::kFloat32, Shape(), {}, BytesOf(i).data()}});
+      requests.push_back(core::RowMajorRequest(Fqn(i), core::DType::kFloat32,
+                                               core::WholeBox(Shape()), BytesOf(i).data()));
     }
     return requests;
   }

@@ -196,8 +196,8 @@ Result<void> BenchOpenChild(const std::string& directory, Output& out) {
   const double open_seconds = SecondsSince(begin);
   CAIRN_TRY_ASSIGN(const core::TensorInfo tensor, store->FindTensor(step, KeyOf(0)));
   std::vector<std::byte> bytes(tensor.nbytes);
-  const core::LoadRequest request{
-      tensor.fqn, core::WholeBox(tensor.shape), {tensor.dtype, tensor.shape, {}, bytes.data()}};
+  const auto request =
+      core::RowMajorRequest(tensor.fqn, tensor.dtype, core::WholeBox(tensor.shape), bytes.data());
   CAIRN_TRY(store->Load(step, {&request, 1}));
   const double read_seconds = SecondsSince(begin) - open_seconds;
   const Measurement measured = meter.Stop();

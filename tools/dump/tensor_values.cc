@@ -49,8 +49,8 @@ Result<Reading> PlanReading(const TensorPart& part, uint64_t max_bytes) {
 Result<void> LoadBox(const TensorPart& part, const core::Box& box, std::span<std::byte> target) {
   core::Box shifted = box;
   for (size_t d = 0; d < box.offsets.size(); ++d) shifted.offsets[d] += part.box.offsets[d];
-  const core::LoadRequest request{
-      part.tensor.fqn, std::move(shifted), {part.tensor.dtype, box.sizes, {}, target.data()}};
+  const auto request =
+      core::RowMajorRequest(part.tensor.fqn, part.tensor.dtype, std::move(shifted), target.data());
   CAIRN_TRY(part.store->Load(part.step, {&request, 1}));
   return {};
 }

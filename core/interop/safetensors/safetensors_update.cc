@@ -216,8 +216,8 @@ class UpdateExport {
     CAIRN_TRY_ASSIGN(const uint64_t bytes, TensorBytes(tensor.dtype, box.sizes));
     before_.resize(bytes);
     after_.resize(bytes);
-    const LoadRequest old{tensor.fqn, box, {tensor.dtype, box.sizes, {}, before_.data()}};
-    const LoadRequest now{tensor.fqn, box, {tensor.dtype, box.sizes, {}, after_.data()}};
+    const auto old = RowMajorRequest(tensor.fqn, tensor.dtype, box, before_.data());
+    const auto now = RowMajorRequest(tensor.fqn, tensor.dtype, box, after_.data());
     CAIRN_TRY(store_.Load(since_, {&old, 1}));
     CAIRN_TRY(store_.Load(contents_.step, {&now, 1}));
     new_positions_.clear();

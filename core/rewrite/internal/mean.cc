@@ -252,11 +252,7 @@ Result<void> MeanWindow::Read(const StepView& view, std::byte* target) {
   std::vector<LoadRequest> requests;
   uint64_t bytes = 0;
   for (const Part& part : parts_) {
-    requests.push_back(
-        {.fqn = part.fqn,
-         .box = part.box,
-         .target = {
-             .dtype = part.dtype, .shape = part.box.sizes, .data = target + part.begin_bytes}});
+    requests.push_back(RowMajorRequest(part.fqn, part.dtype, part.box, target + part.begin_bytes));
     bytes += part.length_bytes;
   }
   CAIRN_TRY_ASSIGN(const LoadReport report,
