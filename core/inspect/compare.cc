@@ -8,14 +8,15 @@
 
 #include <algorithm>
 #include <atomic>
+#include <ranges>
 #include <tuple>
 
 #include "core/inspect/internal/list.h"
 #include "core/load/internal/load.h"
+#include "core/load/internal/read_boxes.h"
 #include "core/load/load_options.h"
 #include "core/step/contents.h"
 #include "core/step/internal/lookup.h"
-#include "core/tensor/chunk_grid.h"
 #include "kv/base/mutex.h"
 #include "kv/io/worker_pool.h"
 
@@ -145,33 +146,24 @@ Result<std::optional<uint64_t>> ChangedByDigest(const StepView& view_a, const Te
   return ChangedBytes(chunks_a.of(0), chunks_b.of(0));
 }
 
-Result<void> ReadBox(const StepView& view, const TensorInfo& tensor, const Box& box,
-                     std::span<std::byte> target) {
-  const LoadRequest request{
-      .fqn = tensor.fqn,
-      .box = box,
-      .target = {.dtype = tensor.dtype, .shape = box.sizes, .data = target.data()}};
-  CAIRN_TRY(RunLoad(view, {&request, 1}, {}));
-  return {};
-}
-
 // Reads both tensors and returns the bytes of the pages that differ in their row-major form.
 Result<uint64_t> ChangedByReading(const StepView& view_a, const TensorInfo& a,
-                                  const StepView& view_b, const TensorInfo& b) {
-  CAIRN_TRY_ASSIGN(const ChunkGrid grid, ChunkGrid::Make(a.dtype, a.shape, kReadBytes));
-  std::vector<std::byte> bytes_a, bytes_b;
+                                  const StepView& view_b) {
+  const auto load_from = [](const StepView& view) -> BoxLoad {
+    return [&view](std::span<const LoadRequest> requests) { return RunLoad(view, requests, {}); };
+  };
+  const BoxLoad loads[] = {load_from(view_a), load_from(view_b)};
   uint64_t changed = 0;
-  for (uint64_t i = 0; i < grid.chunk_count(); ++i) {
-    bytes_a.resize(grid.length_bytes(i));
-    bytes_b.resize(grid.length_bytes(i));
-    CAIRN_TRY(ReadBox(view_a, a, grid.chunk(i), bytes_a));
-    CAIRN_TRY(ReadBox(view_b, b, grid.chunk(i), bytes_b));
-    for (uint64_t at = 0; at < bytes_a.size(); at += kv::kPageBytes) {
-      const uint64_t count = std::min<uint64_t>(kv::kPageBytes, bytes_a.size() - at);
-      const auto page_a = std::span(bytes_a).subspan(at, count);
-      if (!std::ranges::equal(page_a, std::span(bytes_b).subspan(at, count))) changed += count;
+  CAIRN_TRY(ReadBoxes(loads, {&a, 1}, kReadBytes, [&](std::span<const LoadedBox> boxes) {
+    for (const auto& [bytes_a, bytes_b] : boxes | std::views::transform(&LoadedBox::bytes)) {
+      for (uint64_t at = 0; at < bytes_a.size(); at += kv::kPageBytes) {
+        const uint64_t count = std::min<uint64_t>(kv::kPageBytes, bytes_a.size() - at);
+        const auto page_a = bytes_a.subspan(at, count);
+        if (!std::ranges::equal(page_a, bytes_b.subspan(at, count))) changed += count;
+      }
     }
-  }
+    return Result<void>();
+  }));
   return changed;
 }
 
@@ -189,7 +181,7 @@ Result<uint64_t> ChangedByReadingOnce(const StepView& view_a, TensorInfo a, cons
     tensor->nbytes /= times;
     CAIRN_TRY(CheckRepeats({tensor, 1}));
   }
-  CAIRN_TRY_ASSIGN(const uint64_t changed, ChangedByReading(view_a, a, view_b, b));
+  CAIRN_TRY_ASSIGN(const uint64_t changed, ChangedByReading(view_a, a, view_b));
   return changed * times;
 }
 
@@ -212,7 +204,7 @@ Result<uint64_t> ChangedBytes(const StepView& view_a, const TensorInfo& a, const
   if (!CheckRepeats({&a, 1}) || !CheckRepeats({&b, 1})) {
     return ChangedByReadingOnce(view_a, a, view_b, b);
   }
-  return ChangedByReading(view_a, a, view_b, b);
+  return ChangedByReading(view_a, a, view_b);
 }
 
 // Values are equal if their records are: NaN equals itself, 0.0 does not equal -0.0.

@@ -1,5 +1,4 @@
-// Reads the tensors in batches: of many small tensors, or of one part of a large one. A batch is
-// one load from each step, and its parts are compared on all cores.
+// Boxes that are read together are compared on all cores.
 
 #include "core/inspect/value_difference.h"
 
@@ -11,8 +10,8 @@
 #include <utility>
 
 #include "core/load/internal/load.h"
+#include "core/load/internal/read_boxes.h"
 #include "core/step/internal/lookup.h"
-#include "core/tensor/chunk_grid.h"
 #include "core/tensor/element_statistics.h"
 #include "kv/io/worker_pool.h"
 #include "schema/dtype.h"
@@ -21,7 +20,7 @@ namespace cairn::core {
 namespace internal {
 namespace {
 
-constexpr uint64_t kBatchBytes = 16 << 20;  // from each step
+constexpr uint64_t kBoxBytes = 4 << 20;
 constexpr size_t kBatchTensors = 1024;
 
 /// Subtracts before it rounds, because adjacent integers above 2^53 are the same double.
@@ -67,118 +66,61 @@ void AddDifferences(DType dtype, std::span<const std::byte> a, std::span<const s
   }
 }
 
-/// A box of a tensor, and its bytes in both steps.
-struct ComparedPart {
-  size_t tensor = 0;  // index in the tensors of both steps
-  Box box;
-  uint64_t offset_bytes = 0;  // in the memory of the batch
-  uint64_t length_bytes = 0;
-};
-
-/// Compares a few tensors, which ascend by FQN.
-class BatchComparison {
- public:
-  BatchComparison(const kv::Store& store, const kv::StepInfo& a, const kv::StepInfo& b,
-                  const Progress& progress)
-      : store_(store),
-        a_{.step = a, .tensors = {}, .bytes = {}},
-        b_{.step = b, .tensors = {}, .bytes = {}},
-        progress_(progress) {}
-
-  Result<void> Run(std::span<const std::string> fqns,
-                   std::span<std::optional<ValueDifference>> differences) {
-    const std::vector<std::string_view> names(fqns.begin(), fqns.end());
-    for (Side* side : {&a_, &b_}) {
-      CAIRN_TRY_ASSIGN(side->tensors, WithStep(store_, side->step, [&](const StepView& view) {
-                         return FindTensors(view, names);
-                       }));
-    }
-    differences_ = differences;
-    for (size_t i = 0; i < fqns.size(); ++i) {
-      const TensorInfo& tensor = a_.tensors[i];
-      if (tensor.dtype != b_.tensors[i].dtype || tensor.shape != b_.tensors[i].shape) continue;
-      CAIRN_TRY(CheckRepeats({&tensor, 1}));
-      differences[i].emplace();
-      CAIRN_TRY_ASSIGN(differences[i]->elements, ElementCount(tensor.shape));
-      CAIRN_TRY_ASSIGN(const auto grid, ChunkGrid::Make(tensor.dtype, tensor.shape, kBatchBytes));
-      for (uint64_t chunk = 0; chunk < grid.chunk_count(); ++chunk) {
-        if (bytes_ + grid.length_bytes(chunk) > kBatchBytes) CAIRN_TRY(CompareParts());
-        parts_.push_back({.tensor = i,
-                          .box = grid.chunk(chunk),
-                          .offset_bytes = bytes_,
-                          .length_bytes = grid.length_bytes(chunk)});
-        bytes_ += parts_.back().length_bytes;
+/// Compares a few tensors, which ascend by FQN. Adds the bytes that were loaded to `loaded_bytes`.
+Result<void> CompareBatch(const kv::Store& store, const kv::StepInfo& a, const kv::StepInfo& b,
+                          std::span<const std::string> fqns,
+                          std::span<std::optional<ValueDifference>> differences,
+                          const Progress& progress, uint64_t& loaded_bytes) {
+  const std::vector<std::string_view> names(fqns.begin(), fqns.end());
+  std::vector<TensorInfo> tensors[2];
+  BoxLoad loads[2];
+  for (const bool is_b : {false, true}) {
+    const kv::StepInfo& step = is_b ? b : a;
+    CAIRN_TRY_ASSIGN(tensors[is_b], WithStep(store, step, [&](const StepView& view) {
+                       return FindTensors(view, names);
+                     }));
+    const std::span<const TensorInfo> known = tensors[is_b];
+    loads[is_b] = [&store, &step, &progress, &loaded_bytes,
+                   known](std::span<const LoadRequest> requests) {
+      Progress half;
+      if (progress) {
+        half = [&](uint64_t bytes, uint64_t) { return progress((loaded_bytes + bytes) / 2, 0); };
       }
-    }
-    return CompareParts();
+      auto loaded = WithStep(store, step, [&](const StepView& view) {
+        return RunLoad(view, requests, half, {}, known);
+      });
+      for (const LoadRequest& request : requests) {
+        loaded_bytes += *TensorBytes(request.target.dtype, request.target.shape);
+      }
+      return loaded;
+    };
   }
-
- private:
-  struct Side {
-    kv::StepInfo step;
-    std::vector<TensorInfo> tensors;
-    std::vector<std::byte> bytes;  // of the parts
-  };
-
-  /// Loads the parts of one side; `loaded_bytes` of the other one are loaded.
-  Result<void> Load(Side& side, uint64_t loaded_bytes) {
-    side.bytes.resize(std::max<uint64_t>(side.bytes.size(), bytes_));
-    std::vector<LoadRequest> requests;
-    requests.reserve(parts_.size());
-    for (const ComparedPart& part : parts_) {
-      const TensorInfo& tensor = side.tensors[part.tensor];
-      requests.push_back({.fqn = tensor.fqn,
-                          .box = part.box,
-                          .target = {.dtype = tensor.dtype,
-                                     .shape = part.box.sizes,
-                                     .data = side.bytes.data() + part.offset_bytes}});
-    }
-    Progress half;
-    if (progress_) {
-      half = [&](uint64_t bytes, uint64_t) {
-        return progress_(done_bytes_ + (loaded_bytes + bytes) / 2, 0);
-      };
-    }
-    CAIRN_TRY(WithStep(store_, side.step, [&](const StepView& view) {
-      return RunLoad(view, requests, half, {}, side.tensors);
-    }));
-    return {};
+  std::vector<TensorInfo> common;  // in both steps
+  std::vector<ValueDifference*> sums;
+  for (size_t i = 0; i < fqns.size(); ++i) {
+    const TensorInfo& tensor = tensors[0][i];
+    if (tensor.dtype != tensors[1][i].dtype || tensor.shape != tensors[1][i].shape) continue;
+    common.push_back(tensor);
+    sums.push_back(&differences[i].emplace());
+    CAIRN_TRY_ASSIGN(sums.back()->elements, ElementCount(tensor.shape));
   }
-
-  /// Loads and compares the parts that were collected.
-  Result<void> CompareParts() {
-    if (parts_.empty()) return {};
-    CAIRN_TRY(Load(a_, 0));
-    CAIRN_TRY(Load(b_, bytes_));
-    std::vector<ValueDifference> compared(parts_.size());
-    kv::ParallelFor(parts_.size(), [&](size_t i, size_t) {
-      const auto bytes_of = [&](const Side& side) {
-        return std::span(side.bytes).subspan(parts_[i].offset_bytes, parts_[i].length_bytes);
-      };
-      AddDifferences(a_.tensors[parts_[i].tensor].dtype, bytes_of(a_), bytes_of(b_), compared[i]);
+  CAIRN_TRY(ReadBoxes(loads, common, kBoxBytes, [&](std::span<const LoadedBox> boxes) {
+    std::vector<ValueDifference> compared(boxes.size());
+    kv::ParallelFor(boxes.size(), [&](size_t i, size_t) {
+      const auto& [tensor, offset_bytes, bytes] = boxes[i];
+      AddDifferences(common[tensor].dtype, bytes[0], bytes[1], compared[i]);
     });
-    for (size_t i = 0; i < parts_.size(); ++i) {
-      ValueDifference& sum = *differences_[parts_[i].tensor];
+    for (size_t i = 0; i < boxes.size(); ++i) {
+      ValueDifference& sum = *sums[boxes[i].tensor];
       sum.differing_elements += compared[i].differing_elements;
       sum.not_comparable += compared[i].not_comparable;
       sum.largest_absolute = std::max(sum.largest_absolute, compared[i].largest_absolute);
       sum.numeric |= compared[i].numeric;
     }
-    done_bytes_ += bytes_;
-    bytes_ = 0;
-    parts_.clear();
-    return {};
-  }
-
-  const kv::Store& store_;
-  Side a_;
-  Side b_;
-  const Progress& progress_;
-  std::span<std::optional<ValueDifference>> differences_;  // of the tensors
-  std::vector<ComparedPart> parts_;
-  uint64_t bytes_ = 0;  // of the parts
-  uint64_t done_bytes_ = 0;
-};
+    return Result<void>();
+  }));
+  return {};
+}
 
 }  // namespace
 }  // namespace internal
@@ -189,11 +131,12 @@ Result<std::vector<std::optional<ValueDifference>>> CompareValues(const kv::Stor
                                                                   std::span<const std::string> fqns,
                                                                   const Progress& progress) {
   std::vector<std::optional<ValueDifference>> differences(fqns.size());
-  internal::BatchComparison comparison(store, a, b, progress);
+  uint64_t loaded_bytes = 0;
   for (size_t begin = 0; begin < fqns.size(); begin += internal::kBatchTensors) {
     const size_t count = std::min(internal::kBatchTensors, fqns.size() - begin);
-    CAIRN_TRY(
-        comparison.Run(fqns.subspan(begin, count), std::span(differences).subspan(begin, count)));
+    CAIRN_TRY(internal::CompareBatch(store, a, b, fqns.subspan(begin, count),
+                                     std::span(differences).subspan(begin, count), progress,
+                                     loaded_bytes));
   }
   return differences;
 }

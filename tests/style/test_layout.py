@@ -77,7 +77,7 @@ MAY_INCLUDE = {
     "core": {"core/base", "core/ranks", "core/state_dict", "core/step", "core/load", "core/save",
              "core/inspect", "core/rewrite"},
     "core/upkeep": {"core/base", "core/tensor", "core/device", "core/state_dict", "core/step",
-                    "core/save", "core"},
+                    "core/load", "core/save", "core"},
     "core/interop/safetensors": {"core/base", "core/tensor", "core/state_dict", "core/step",
                                  "core/inspect", "core", "core/upkeep"},
     "core/interop/model_directory": {"core/base", "core/state_dict", "core/step", "core/upkeep",
