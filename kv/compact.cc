@@ -248,7 +248,7 @@ class Compaction {
   Result<void> ReportProgress(uint64_t bytes) {
     done_bytes_ += bytes;
     if (!options_.progress) return {};
-    if (options_.progress({.done_bytes = done_bytes_, .total_bytes = total_bytes_})) return {};
+    if (options_.progress(done_bytes_, total_bytes_)) return {};
     return Fail(Error{.code = ErrorCode::kCancelled,
                       .message = "the compaction was stopped; what it has committed remains",
                       .file = state_.storage->address()});

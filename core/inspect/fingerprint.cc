@@ -126,13 +126,7 @@ DigestBytes HashOf(std::span<const std::byte> bytes, bool sha256) {
 }
 
 std::string HexOf(std::span<const std::byte> bytes) {
-  constexpr std::string_view kDigits = "0123456789abcdef";
-  std::string text;
-  for (const std::byte byte : bytes) {
-    text += kDigits[std::to_integer<size_t>(byte >> 4)];
-    text += kDigits[std::to_integer<size_t>(byte & std::byte{15})];
-  }
-  return text;
+  return fmt::format("{:02x}", fmt::join(bytes, ""));
 }
 
 /// Only unreserved characters of RFC 3986 remain; other bytes become "%0A".
@@ -163,19 +157,6 @@ struct ChunkRange {
            end_bytes - begin_bytes <= std::min(page_bytes, kv::kPageBytes);
   }
 };
-
-/// Returns where the box begins in the row-major bytes of the tensor; nothing if its bytes are not
-/// one range.
-std::optional<uint64_t> BeginOf(const TensorInfo& tensor, const Box& box) {
-  uint64_t begin = 0;
-  bool is_inside = false;  // of a dimension of which the box has several indices
-  for (size_t d = 0; d < tensor.shape.size(); ++d) {
-    if (is_inside && box.sizes[d] != tensor.shape[d]) return std::nullopt;
-    begin = begin * tensor.shape[d] + box.offsets[d];
-    is_inside |= box.sizes[d] != 1;
-  }
-  return begin * schema::ElementBytes(tensor.dtype);
-}
 
 /// A block whose digest is not known yet.
 struct UnknownBlock {
@@ -318,10 +299,7 @@ class BlockHasher {
       const TensorInfo& tensor = *block.tensor;
       CAIRN_TRY(CheckRepeats({&tensor, 1}));
       bytes[i].resize(block.length_bytes);
-      requests.push_back(
-          {.fqn = tensor.fqn,
-           .box = block.box,
-           .target = {.dtype = tensor.dtype, .shape = block.box.sizes, .data = bytes[i].data()}});
+      requests.push_back(RowMajorRequest(tensor.fqn, tensor.dtype, block.box, bytes[i].data()));
       result_.read_bytes += block.length_bytes;
     }
     CAIRN_TRY(RunLoad(view_, requests, {}));
@@ -375,7 +353,7 @@ Result<void> HashBlocks(const StepView& view, std::span<const TensorInfo> tensor
   };
   CAIRN_TRY(ForEachChunkOf(view, owners, [&](size_t i, ChunkInfo&& chunk) -> Result<void> {
     while (current < i) CAIRN_TRY(finish());
-    const auto begin = BeginOf(owners[i], chunk.box);
+    const auto begin = ContiguousOffsetBytes(owners[i].dtype, owners[i].shape, chunk.box);
     if (begin) chunks.push_back({*begin, *begin + chunk.length_bytes(), std::move(chunk)});
     return {};
   }));

@@ -17,12 +17,6 @@
 
 namespace cairn::kv {
 
-/// How far a compaction is.
-struct CompactProgress {
-  uint64_t done_bytes = 0;   // payload that was moved
-  uint64_t total_bytes = 0;  // payload that is known to have to be moved
-};
-
 /// Reads a chunk that has deltas into `bytes`, which has its length.
 using DecodeChunkCallback = std::function<Result<void>(
     const std::shared_ptr<const Snapshot>& snapshot, std::string_view key,
@@ -42,9 +36,9 @@ struct CompactOptions {
   /// is killed, and the store needs little space in addition.
   uint64_t commit_bytes = uint64_t{16} << 30;
   bool dry_run = false;  // only report
-  /// Called between reads, and while the compaction waits. Returns false to stop: what was
-  /// committed remains.
-  std::function<bool(const CompactProgress&)> progress;
+  /// Called between reads, and while the compaction waits, with the payload that was moved and that
+  /// is known to have to be moved. Returns false to stop: what was committed remains.
+  std::function<bool(uint64_t done_bytes, uint64_t total_bytes)> progress;
   /// If set, a chunk of at most 64 MiB with deltas is written without them, if its earlier version
   /// is in a segment that is rewritten and nothing else uses that version.
   DecodeChunkCallback decode;

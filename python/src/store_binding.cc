@@ -477,9 +477,7 @@ nb::class_<StoreBinding> StoreBinding::Bind(nb::module_& m) {
                                        .dry_run = dry_run,
                                        .fold_all = fold};
             return self.UseWatched([&](Store& store, SignalWatch& watch) {
-              options.progress = [follow = watch.AsProgress()](const kv::CompactProgress& now) {
-                return follow(now.done_bytes, now.total_bytes);
-              };
+              options.progress = watch.AsProgress();
               return store.Compact(options, compress);
             });
           },

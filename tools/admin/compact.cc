@@ -93,9 +93,7 @@ Result<void> Compact(const CompactCommand& command, Output& out) {
   CAIRN_TRY_ASSIGN(options.max_bytes_per_second, ParseRate(command.max_rate));
   CAIRN_TRY_ASSIGN(const auto store, OpenToFree(address, command.now, command.dry_run));
   ProgressLine line("compacting:");
-  options.progress = [&](const kv::CompactProgress& progress) {
-    return line.Update(progress.done_bytes, progress.total_bytes);
-  };
+  options.progress = line.callback();
   const auto begin = std::chrono::steady_clock::now();
   CAIRN_TRY_ASSIGN(const kv::CompactReport report, store->Compact(options, command.compress));
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;

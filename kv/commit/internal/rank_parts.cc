@@ -57,8 +57,7 @@ std::string DigestOf(std::span<const SharedRecord> records) {
   for (const SharedRecord& record : records) {
     AppendRecord(words, TableKey(record.column, record.key), record.value);
   }
-  const Digest digest = PayloadDigest(std::as_bytes(std::span(words)));
-  return fmt::format("{:016x}{:016x}", digest.hi, digest.lo);
+  return PayloadDigest(std::as_bytes(std::span(words))).ToHex();
 }
 
 }  // namespace

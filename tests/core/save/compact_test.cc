@@ -116,7 +116,7 @@ TEST_F(CompactStepsTest, UpdatesContinue) {
 TEST_F(CompactStepsTest, TheStoreIsNotClosedMeanwhile) {
   for (uint64_t step = 1; step <= 3; ++step) TrainAndSave(step);
   Result<void> closed;
-  Compact({.max_dead = 0, .progress = [&](const kv::CompactProgress&) {
+  Compact({.max_dead = 0, .progress = [&](uint64_t, uint64_t) {
              closed = store->Close();
              return true;
            }});

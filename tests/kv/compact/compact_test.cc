@@ -245,11 +245,12 @@ TEST_F(CompactTest, MovesLittleAtOnceUnderALimit) {
   constexpr uint64_t kRate = 1'000'000;
   uint64_t done_bytes = 0;
   uint64_t longest = 0;
-  const CompactReport report = Compact({.max_bytes_per_second = kRate, .progress = [&](auto now) {
-                                          longest = std::max(longest, now.done_bytes - done_bytes);
-                                          done_bytes = now.done_bytes;
-                                          return true;
-                                        }});
+  const auto note = [&](uint64_t now_bytes, uint64_t) {
+    longest = std::max(longest, now_bytes - done_bytes);
+    done_bytes = now_bytes;
+    return true;
+  };
+  const CompactReport report = Compact({.max_bytes_per_second = kRate, .progress = note});
   EXPECT_EQ(done_bytes, report.moved_bytes);
   EXPECT_GT(longest, 0);
   EXPECT_LT(longest, 2 * kRate / 10);  // the last piece of a batch may exceed the tenth
@@ -372,8 +373,8 @@ TEST_F(CompactTest, ASaveOnAFullDiskDoesNotReferToASegmentThatItsCommitHasRemove
 TEST_F(CompactTest, StepsMayChangeMeanwhile) {
   SaveAndDelete(20);
   bool is_first = true;
-  Compact({.progress = [&](const CompactProgress& progress) {
-    if (progress.done_bytes == 0 || !std::exchange(is_first, false)) return true;
+  Compact({.progress = [&](uint64_t done_bytes, uint64_t) {
+    if (done_bytes == 0 || !std::exchange(is_first, false)) return true;
     Delete({5});
     Save(10, /*version=*/1);
     Save(21);
@@ -390,7 +391,7 @@ TEST_F(CompactTest, ContinuesIfTheStepsThatItReadsAreDeleted) {
     SCOPED_TRACE("at call " + std::to_string(n));
     SaveAndDelete(20);
     calls = 0;
-    const CompactReport report = Compact({.max_dead = 0, .progress = [&](const CompactProgress&) {
+    const CompactReport report = Compact({.max_dead = 0, .progress = [&](uint64_t, uint64_t) {
                                             if (++calls == n) Delete({5, 10, 15});
                                             return true;
                                           }});
@@ -404,9 +405,8 @@ TEST_F(CompactTest, ContinuesIfTheStepsThatItReadsAreDeleted) {
 TEST_F(CompactTest, WhatItWroteIsRemovedIfItStops) {
   SaveAndDelete(20);
   const std::vector<std::string> names = storage_->List("").value();
-  const auto stopped = kv::Compact(*store_, {.progress = [](const CompactProgress& progress) {
-    return progress.done_bytes == 0;
-  }});
+  const auto stopped = kv::Compact(
+      *store_, {.progress = [](uint64_t done_bytes, uint64_t) { return done_bytes == 0; }});
   EXPECT_THAT(stopped, IsError(ErrorCode::kCancelled, "stopped"));
   EXPECT_EQ(storage_->List("").value(), names);
   ExpectUnchanged();
@@ -438,7 +438,7 @@ TEST_F(CompactTest, NeedsTheRightToWrite) {
 TEST_F(CompactTest, OnlyOneRunsAtATime) {
   SaveAndDelete(10);
   Result<CompactReport> second = CompactReport();
-  Compact({.progress = [&](const CompactProgress&) {
+  Compact({.progress = [&](uint64_t, uint64_t) {
     second = kv::Compact(*store_);
     return true;
   }});
