@@ -1,29 +1,11 @@
 #include "core/inspect/stored_statistics.h"
 
+#include "core/step/internal/combined_statistics.h"
 #include "core/step/internal/lookup.h"
 #include "schema/dtype.h"
 
 namespace cairn::core {
 namespace internal {
-
-void CombinedStatistics::Add(const kv::ChunkStatistics& part, double weight) {
-  sum_.zeros += part.zeros;
-  sum_.nans += part.nans;
-  sum_.infs += part.infs;
-  sum_.min = std::fmin(sum_.min, part.min);  // the other one if one is NaN
-  sum_.max = std::fmax(sum_.max, part.max);
-  if (!(weight > 0) || !std::isfinite(part.mean)) return;
-  // Part by part, because a sum of all values might be infinite.
-  const double total = weight_ + weight;
-  mean_ = mean_ * (weight_ / total) + part.mean * (weight / total);
-  weight_ = total;
-}
-
-StoredStatistics CombinedStatistics::Finish() const {
-  StoredStatistics statistics = sum_;
-  statistics.mean = weight_ > 0 ? mean_ : std::numeric_limits<double>::quiet_NaN();
-  return statistics;
-}
 
 namespace {
 
@@ -41,8 +23,8 @@ struct CountedValues {
     count += chunk_count;
     // A damaged or hostile record may state more NaNs than there are values.
     const uint64_t others = chunk.statistics->nans + chunk.statistics->infs;
-    const uint64_t finite = others >= chunk_count ? 0 : chunk_count - others;
-    values.Add(*chunk.statistics, static_cast<double>(finite));
+    const bool has_mean = others < chunk_count && std::isfinite(chunk.statistics->mean);
+    values.Add(*chunk.statistics, has_mean ? static_cast<double>(chunk_count - others) : 0);
   }
 };
 
@@ -63,8 +45,7 @@ Result<std::vector<std::optional<StoredStatistics>>> FindStatistics(
   std::vector<std::optional<StoredStatistics>> found(tensors.size());
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (tensors[i].alias_of || !combined[i].is_complete || combined[i].count == 0) continue;
-    found[i] = combined[i].values.Finish();
-    found[i]->count = combined[i].count;
+    found[i] = StoredStatistics{combined[i].values.sum, combined[i].count};
   }
   return found;
 }

@@ -4,7 +4,6 @@
 
 #include <cmath>
 #include <cstdint>
-#include <limits>
 #include <optional>
 #include <span>
 #include <vector>
@@ -18,15 +17,8 @@
 namespace cairn::core {
 
 /// core/tensor/element_statistics.h defines which elements count as values.
-struct StoredStatistics {
+struct StoredStatistics : kv::ChunkStatistics {
   uint64_t count = 0;
-  uint64_t zeros = 0;
-  uint64_t nans = 0;
-  uint64_t infs = 0;  // positive and negative
-  /// Smallest and largest value, infinities included; NaN if every value is a NaN.
-  double min = std::numeric_limits<double>::quiet_NaN();
-  double max = std::numeric_limits<double>::quiet_NaN();
-  double mean = 0;  // mean of the finite values; NaN if there are none
 
   double abs_max() const { return std::fmax(std::fabs(min), std::fabs(max)); }
 };
@@ -37,22 +29,4 @@ struct StoredStatistics {
 /// of CheckpointStore::List. Errors: see CheckpointStore::ForEachChunk.
 Result<std::vector<std::optional<StoredStatistics>>> FindStatistics(
     const kv::Store& store, const kv::StepInfo& step, std::span<const TensorInfo> tensors);
-
-namespace internal {
-
-/// Combines the statistics of the chunks of a tensor.
-class CombinedStatistics {
- public:
-  /// Adds a chunk. `weight` is the weight of its mean.
-  void Add(const kv::ChunkStatistics& part, double weight);
-  /// Returns everything except the count.
-  StoredStatistics Finish() const;
-
- private:
-  StoredStatistics sum_;
-  double mean_ = 0;
-  double weight_ = 0;
-};
-
-}  // namespace internal
 }  // namespace cairn::core

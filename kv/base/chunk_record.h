@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -22,9 +23,10 @@ namespace cairn::kv {
 /// Statistics of the elements of a chunk, which this layer stores and does not compute.
 struct ChunkStatistics {
   /// Smallest and largest value, infinities included; NaN if every value is a NaN.
-  double min = 0;
-  double max = 0;
-  double mean = 0;  // mean of the finite values; NaN if there are none
+  double min = std::numeric_limits<double>::quiet_NaN();
+  double max = std::numeric_limits<double>::quiet_NaN();
+  /// Mean of the finite values; NaN if there are none.
+  double mean = std::numeric_limits<double>::quiet_NaN();
   uint64_t zeros = 0;
   uint64_t nans = 0;
   uint64_t infs = 0;  // positive and negative

@@ -15,6 +15,7 @@
 #include "tools/dump/contents_json.h"
 #include "tools/dump/opened_store.h"
 #include "tools/dump/rows.h"
+#include "tools/dump/statistics_text.h"
 #include "tools/dump/verbs.h"
 
 namespace cairn::tools {
@@ -110,14 +111,7 @@ Json ChunkJson(const core::TensorInfo& tensor, const core::ChunkInfo& chunk,
   }
   if (!chunk.deltas.empty()) row["deltas"] = ExtentsJson(chunk.deltas, names);
   row["since_step"] = chunk.since_step;
-  if (const auto& values = chunk.statistics) {
-    row["statistics"] = {{"min", FloatJson(values->min)},
-                         {"max", FloatJson(values->max)},
-                         {"mean", FloatJson(values->mean)},
-                         {"zeros", values->zeros},
-                         {"nan", values->nans},
-                         {"inf", values->infs}};
-  }
+  if (chunk.statistics) row["statistics"] = ValuesJson(*chunk.statistics);
   return row;
 }
 

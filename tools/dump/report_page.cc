@@ -20,6 +20,7 @@
 #include "tools/common/text.h"
 #include "tools/dump/contents_json.h"
 #include "tools/dump/report_findings.h"
+#include "tools/dump/statistics_text.h"
 
 namespace cairn::tools {
 namespace {
@@ -107,14 +108,8 @@ Json TensorRowJson(const core::ReportTensor& tensor, bool with_key) {
     json["key"] = is_short ? Json(JsonText(tensor.info.fqn)) : Json(nullptr);
   }
   if (!tensor.statistics) return json;
-  const core::StoredStatistics& statistics = *tensor.statistics;
-  json.update({{"count", statistics.count},
-               {"min", FloatJson(statistics.min)},
-               {"max", FloatJson(statistics.max)},
-               {"mean", FloatJson(statistics.mean)},
-               {"zeros", statistics.zeros},
-               {"nans", statistics.nans},
-               {"infs", statistics.infs}});
+  json["count"] = tensor.statistics->count;
+  json.update(ValuesJson(*tensor.statistics, "nans", "infs"));
   return json;
 }
 

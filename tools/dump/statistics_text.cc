@@ -72,13 +72,18 @@ void AppendStatisticsCells(const std::optional<StoredStatistics>& statistics,
 }
 
 Json StatisticsJson(const StoredStatistics& statistics) {
-  return {{"count", statistics.count},
-          {"min", FloatJson(statistics.min)},
-          {"max", FloatJson(statistics.max)},
-          {"mean", FloatJson(statistics.mean)},
-          {"zeros", statistics.zeros},
-          {"nan", statistics.nans},
-          {"inf", statistics.infs}};
+  Json json = {{"count", statistics.count}};
+  json.update(ValuesJson(statistics));
+  return json;
+}
+
+Json ValuesJson(const kv::ChunkStatistics& values, const char* nans, const char* infs) {
+  return {{"min", FloatJson(values.min)},
+          {"max", FloatJson(values.max)},
+          {"mean", FloatJson(values.mean)},
+          {"zeros", values.zeros},
+          {nans, values.nans},
+          {infs, values.infs}};
 }
 
 Result<StatisticsFilter> StatisticsFilter::Parse(const std::string& text) {

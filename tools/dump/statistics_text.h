@@ -25,6 +25,9 @@ void AppendStatisticsColumns(std::vector<Column>& columns);
 void AppendStatisticsCells(const std::optional<core::StoredStatistics>& statistics,
                            std::vector<Cell>& cells);
 Json StatisticsJson(const core::StoredStatistics& statistics);
+/// Returns everything except the count, under the names that the document has for some members.
+Json ValuesJson(const kv::ChunkStatistics& values, const char* nans = "nan",
+                const char* infs = "inf");
 
 /// A user's expression to select tensors: `nan>0`, `absmax>=1e4 and zeros==0`.
 class StatisticsFilter {

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "core/state_dict/value.h"
+#include "core/step/internal/combined_statistics.h"
 #include "core/step/internal/lookup.h"
 #include "kv/base/digest.h"
 #include "kv/base/key.h"
@@ -79,12 +80,13 @@ TensorState AddUp(std::vector<ChunkState> chunks, uint64_t step) {
     tensor.bytes += chunk.length_bytes;
     tensor.stored_bytes += chunk.stored_bytes;
     is_known &= chunk.values.has_value();
-    if (chunk.values) values.Add(*chunk.values, static_cast<double>(chunk.length_bytes));
+    if (!chunk.values) continue;
+    const bool has_mean = std::isfinite(chunk.values->mean);
+    values.Add(*chunk.values, has_mean ? static_cast<double>(chunk.length_bytes) : 0);
   }
-  StoredStatistics known = values.Finish();
-  tensor.nans = known.nans;
-  tensor.infs = known.infs;
-  if (is_known) tensor.values = known;
+  tensor.nans = values.sum.nans;
+  tensor.infs = values.sum.infs;
+  if (is_known) tensor.values = StoredStatistics{values.sum};
   return tensor;
 }
 

@@ -98,8 +98,7 @@ constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 
 ChunkStatisticsAccumulator::ChunkStatisticsAccumulator(DType dtype)
     : dtype_(dtype),
-      to_float_(dtype == DType::kFloat64 ? nullptr : FindElementCast(dtype, DType::kFloat32)),
-      all_{.min = kNone, .max = kNone, .mean = kNone} {}
+      to_float_(dtype == DType::kFloat64 ? nullptr : FindElementCast(dtype, DType::kFloat32)) {}
 
 void ChunkStatisticsAccumulator::Add(std::span<const std::byte> bytes, const std::byte* ahead) {
   const bool are_doubles = dtype_ == DType::kFloat64;
@@ -122,11 +121,11 @@ void ChunkStatisticsAccumulator::Add(std::span<const std::byte> bytes, const std
     size_t summed = CAIRN_BEST_VARIANT(SumUp)(are_doubles, numbers, count, sums);
     if (!std::isfinite(sums.sum)) summed = 0;
     if (summed > 0) {
-      Include({.min = sums.min,
-               .max = sums.max,
-               .mean = sums.sum / static_cast<double>(summed),
-               .zeros = static_cast<uint64_t>(sums.zeros)},
-              summed);
+      all_.Add({.min = sums.min,
+                .max = sums.max,
+                .mean = sums.sum / static_cast<double>(summed),
+                .zeros = static_cast<uint64_t>(sums.zeros)},
+               static_cast<double>(summed));
     }
     if (summed < count) AddOneByOne(block.subspan(summed * element_bytes));
   }
@@ -137,36 +136,21 @@ void ChunkStatisticsAccumulator::AddOneByOne(std::span<const std::byte> bytes) {
   others_->Add(bytes);
 }
 
-void ChunkStatisticsAccumulator::Include(const kv::ChunkStatistics& some, uint64_t finite_count) {
-  all_.min = std::fmin(all_.min, some.min);  // a NaN has no effect
-  all_.max = std::fmax(all_.max, some.max);
-  all_.zeros += some.zeros;
-  all_.nans += some.nans;
-  all_.infs += some.infs;
-  if (finite_count == 0) return;
-  // Not by sums, which might be infinite.
-  const auto before = static_cast<double>(finite_count_);
-  finite_count_ += finite_count;
-  const auto after = static_cast<double>(finite_count_);
-  all_.mean = some.mean * (static_cast<double>(finite_count) / after) +
-              (before > 0 ? all_.mean * (before / after) : 0);
-}
-
 kv::ChunkStatistics ChunkStatisticsAccumulator::Finish() {
   if (others_) {
     const Statistics others = others_->Finish();
-    Include({.min = others.min.value_or(kNone),
-             .max = others.max.value_or(kNone),
-             .mean = others.mean.value_or(kNone),
-             .zeros = others.zeros,
-             .nans = others.nans,
-             .infs = others.infs},
-            others.count - others.nans - others.infs);
+    all_.Add({.min = others.min.value_or(kNone),
+              .max = others.max.value_or(kNone),
+              .mean = others.mean.value_or(kNone),
+              .zeros = others.zeros,
+              .nans = others.nans,
+              .infs = others.infs},
+             static_cast<double>(others.count - others.nans - others.infs));
   }
   // Whether the smaller of 0 and -0 is negative depends on the processor: neither result is.
-  all_.min += 0.0;
-  all_.max += 0.0;
-  return all_;
+  all_.sum.min += 0.0;
+  all_.sum.max += 0.0;
+  return all_.sum;
 }
 
 }  // namespace cairn::core::internal

@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 
+#include "core/step/internal/combined_statistics.h"
 #include "core/tensor/element_cast.h"
 #include "core/tensor/element_statistics.h"
 #include "kv/base/chunk_record.h"
@@ -28,13 +29,10 @@ class ChunkStatisticsAccumulator {
 
  private:
   void AddOneByOne(std::span<const std::byte> bytes);
-  /// Adds the statistics of elements of which `finite_count` are finite.
-  void Include(const kv::ChunkStatistics& some, uint64_t finite_count);
 
   const DType dtype_;
   const ElementCast to_float_;                   // null: there is none, or it is not needed
-  kv::ChunkStatistics all_;                      // without `others_`
-  uint64_t finite_count_ = 0;                    // elements in all_.mean
+  CombinedStatistics all_;                       // without `others_`
   std::optional<StatisticsAccumulator> others_;  // elements that were decoded one by one
 };
 
