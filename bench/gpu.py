@@ -26,13 +26,14 @@ from typing import Any
 
 import torch
 from common import measure
-from common.states import total_bytes, transformer_shapes
+from common.library import Cairn, Library, Saving
+from common.states import Tensors, total_bytes, transformer_shapes
+from common.torch_libraries import Dcp, Safetensors, Torch, TorchMapped
 
 import cairn
 
 TRANSFORMER_BYTES = 4.4e9  # of scale 1
 PAGE = 65536
-Tensors = dict[str, torch.Tensor]
 
 
 def make(name: str, nbytes: float, device: str) -> Tensors:
@@ -74,29 +75,30 @@ def show(what: str, runs: list[float], nbytes: int) -> float:
 
 def ways_to_load(folder: Path, state: Tensors, device: str) -> dict[str, Callable[[], Tensors]]:
     """Saves the state with each library, and returns the ways to load it to the device."""
-    from safetensors.torch import load_file, save_file
-
     targets = {key: torch.zeros_like(tensor) for key, tensor in state.items()}
-    with cairn.open(folder / "cairn", mode="a") as store:
-        store.save(1, state)
-    save_file(state, folder / "state.safetensors")
-    torch.save(state, folder / "state.pt")
 
-    def load_existing() -> Tensors:
-        with cairn.open(folder / "cairn") as store:
-            store.load(targets)
-        return targets
+    def opened(kind: type[Library]) -> Any:
+        place = folder / (kind.reads or kind.name)
+        place.mkdir(exist_ok=True)
+        return kind(place, device)
 
-    def load_new() -> Tensors:
-        with cairn.open(folder / "cairn") as store:
-            return store.read(device=device, flat=True)
+    for kind in (Cairn, Safetensors, Torch):
+        library = opened(kind)
+        library.save(1, state)
+        library.finish()
+
+    def load(kind: type[Library], existing: bool = False) -> Tensors:
+        library = opened(kind)
+        loaded = library.load_into(1, targets) if existing else library.load(1, state)
+        library.finish()
+        return targets if existing else loaded
 
     return {
-        "cairn, existing tensors": load_existing,
-        "cairn, new tensors": load_new,
-        "safetensors": lambda: load_file(folder / "state.safetensors", device=device),
-        "torch.load": lambda: torch.load(folder / "state.pt", map_location=device),
-        "torch.load(mmap)": lambda: torch.load(folder / "state.pt", map_location=device, mmap=True),
+        "cairn, existing tensors": lambda: load(Cairn, existing=True),
+        "cairn, new tensors": lambda: load(Cairn),
+        "safetensors": lambda: load(Safetensors),
+        "torch.load": lambda: load(Torch),
+        "torch.load(mmap)": lambda: load(TorchMapped),
     }
 
 
@@ -146,14 +148,12 @@ class Training:
         for _ in range(self._count):
             torch.mm(self._left, self._right, out=self._product)
 
-    def step(
-        self, save: Callable[[], Callable[[], None]] | None = None
-    ) -> tuple[float, float, float]:
-        """Returns the seconds of the step, of the call that saves, and of the wait before the
-        tensors change."""
+    def step(self, save: Callable[[], Saving] | None = None) -> tuple[float, float, float]:
+        """Returns the seconds of the step, of the call that saves (Library.begin_save), and of the
+        wait before the tensors change. Sets `finish`, which waits until the save is durable."""
         synchronize()
         begin = time.perf_counter()
-        staged = save() if save else None
+        staged, self.finish = save() if save else (None, None)
         called = time.perf_counter()
         self._compute()
         waiting = time.perf_counter()
@@ -163,49 +163,6 @@ class Training:
         torch._foreach_add_(self._weights, 1.0)
         synchronize()
         return time.perf_counter() - begin, called - begin, waited - waiting
-
-
-class CairnSaver:
-    def __init__(self, folder: Path, state: Tensors, alone: bool, **options: Any) -> None:
-        """`alone`: no step is on the disk while another one is saved."""
-        self._store = cairn.open(folder / "cairn", mode="a", grace=0)
-        self._state, self._alone, self._options = state, alone, options
-
-    def begin(self, step: int) -> Callable[[], None]:
-        """Begins a save, and returns what must be called before the tensors change."""
-        self._handle = self._store.save_async(step, self._state, **self._options)
-        stream = torch.cuda.current_stream() if torch.cuda.is_available() else None
-        return lambda: self._handle.wait_staged(stream)
-
-    def finish(self, step: int) -> None:
-        """Returns when the save is durable, and removes what is not needed."""
-        self._handle.result()
-        if self._alone or step > 1:
-            self._store.delete(step if self._alone else step - 1)
-
-
-class DcpSaver:
-    def __init__(self, folder: Path, state: Tensors) -> None:
-        from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
-
-        warnings.filterwarnings("ignore")
-        gpu = torch.cuda.is_available()
-        self._stager = DefaultStager(StagingOptions(gpu, False, gpu, gpu))
-        self._folder, self._state = folder, state
-
-    def begin(self, step: int) -> Callable[[], None]:
-        import torch.distributed.checkpoint as dcp
-
-        path = self._folder / f"dcp-{step}"
-        writer = dcp.FileSystemWriter(path, thread_count=8, sync_files=True)
-        self._future = dcp.async_save(
-            self._state, storage_writer=writer, async_stager=self._stager, no_dist=True
-        )
-        return getattr(self._future, "staging_completion", self._future).result
-
-    def finish(self, step: int) -> None:
-        getattr(self._future, "upload_completion", self._future).result()
-        shutil.rmtree(self._folder / f"dcp-{step}")
 
 
 def copy_seconds(nbytes: int, device: str) -> float:
@@ -225,19 +182,17 @@ def measure_stall(folder: Path, options: argparse.Namespace) -> None:
     training.step()
     print(f"stall with {len(state):,} tensors, {size / 1e9:.2f} GB; one copy {copy:.3f} s")
     snapshot = cairn.SaveTuning(device_snapshot=True)
-    savers: dict[str, Callable[[], CairnSaver | DcpSaver]] = {
-        "cairn": lambda: CairnSaver(folder, state, options.abandon),
-        "snapshot": lambda: CairnSaver(folder, state, options.abandon, tuning=snapshot),
-        "dcp": lambda: DcpSaver(folder, state),
-    }
+    warnings.filterwarnings("ignore")  # DCP's
     for name in options.peers.split(","):
-        saver = savers[name]()
+        saver = (Dcp if name == "dcp" else Cairn)(folder / name, options.device)
+        saver.start(state, saves=True)
+        more = {"tuning": snapshot} if name == "snapshot" else {}
         alone: list[float] = []
         times: list[tuple[float, float, float]] = []
         durable: list[float] = []
         for step in range(1, options.repeat + 2):  # the first one page-locks memory: not counted
             begin = time.perf_counter()
-            taken = training.step(lambda: saver.begin(step))
+            taken = training.step(lambda: saver.begin_save(step, state, **more))
             if options.abandon and step > options.repeat:
                 bare = training.step()[0]
                 print(
@@ -248,7 +203,11 @@ def measure_stall(folder: Path, options: argparse.Namespace) -> None:
                 )
                 shutil.rmtree(folder, ignore_errors=True)
                 os._exit(0)
-            saver.finish(step)
+            training.finish()
+            if options.abandon:  # no step is on the disk while another one is saved
+                saver.forget(step)
+            elif step > 1:
+                saver.forget(step - 1)
             if step == 1:
                 print(f"{name}: first save {taken[0]:.3f} s, call {taken[1]:.3f} s", flush=True)
                 continue
@@ -264,7 +223,8 @@ def measure_stall(folder: Path, options: argparse.Namespace) -> None:
             f"durable after {statistics.median(durable):.2f} s",
             flush=True,
         )
-        shutil.rmtree(folder / "cairn", ignore_errors=True)
+        saver.finish()
+        shutil.rmtree(folder / name)
 
 
 # Bytes over the bus -------------------------------------------------------------------------------

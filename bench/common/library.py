@@ -10,8 +10,8 @@ method, `cannot` contains the reason. The programs time:
     load_into(step, targets)         a full load into these tensors
     load_keys(step, like, keys)      a load of only these keys, including the open
     load_boxes(step, like, boxes)    a load of these boxes, including the open
-    begin_save(step, state)          returns as soon as the caller may change its tensors; returns a
-                                     function that waits until the save is complete
+    begin_save(step, state)          returns two functions that wait: until the caller may change
+                                     its tensors, and until the save is complete
     begin_save_stating(step, state, keys)    the same; states that only these keys have changed
     make_many(chunks), open_many(chunks)     a checkpoint of many chunks, of which one key is read
 
@@ -28,6 +28,8 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
+
+import torch
 
 from common.measure import sync_tree
 from common.states import Boxes, Tensors
@@ -46,7 +48,8 @@ CANNOT = {
 }
 """Why libraries do not have a method, unless they state another reason."""
 
-Finish = Callable[[], None]
+Saving = tuple[Callable[[], None], Callable[[], None]]
+"""Wait until the tensors may change, and until the save is complete."""
 
 
 class Library:
@@ -67,9 +70,11 @@ class Library:
     cannot: ClassVar[dict[str, str]] = {}
     """Maps a method, or a workload of compare.py, to the reason why it is not measured."""
 
-    def __init__(self, place: str | Path) -> None:
+    def __init__(self, place: str | Path, device: str | None = None) -> None:
         self.place = place
         """A directory, or the address of a prefix in a bucket."""
+        self.device = device
+        """For gpu.py: where the tensors are, and where loads create them; None: in memory."""
         self.folder = Path(place)
         self.lib: Any = importlib.import_module(self.modules[0]) if self.modules else None
 
@@ -128,7 +133,7 @@ class _CairnReads(Library):
         return self._store
 
     def load(self, step: int, like: Tensors) -> Tensors:
-        return self._open().read(step=step, flat=True, **self.how)
+        return self._open().read(step=step, flat=True, device=self.device, **self.how)
 
     def load_keys(self, step: int, like: Tensors, keys: list[str]) -> Tensors:
         return self._open().read(keys, step=step, flat=True, **self.how)
@@ -160,12 +165,12 @@ class Cairn(_CairnReads):
     def load_boxes(self, step: int, like: Tensors, boxes: Boxes) -> Tensors:
         return self._open().read_slices(boxes, step=step)
 
-    def begin_save(self, step: int, state: Tensors, **options: Any) -> Finish:
+    def begin_save(self, step: int, state: Tensors, **options: Any) -> Saving:
         handle = self._store.save_async(step, state, **options)
-        handle.wait_staged()
-        return handle.result
+        stream = torch.cuda.current_stream() if self.device == "cuda" else None
+        return lambda: handle.wait_staged(stream), handle.result
 
-    def begin_save_stating(self, step: int, state: Tensors, keys: list[str]) -> Finish:
+    def begin_save_stating(self, step: int, state: Tensors, keys: list[str]) -> Saving:
         # The first save has no base, so it must not state anything.
         unchanged = ["**", *(f"!{key}" for key in keys)] if step > 1 else None
         tuning = self.lib.SaveTuning(unchanged=unchanged)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from common.library import Finish, Library
+from common.library import Library, Saving
 from common.states import Tensors, byte_view, total_bytes
 
 PIECE_BYTES = 4 << 20
@@ -109,11 +109,11 @@ class Memcpy(Limit):
     def load(self, step: int, like: Tensors) -> None:
         self._copy()
 
-    def begin_save(self, step: int, state: Tensors) -> Finish:
+    def begin_save(self, step: int, state: Tensors) -> Saving:
         self._copy()
-        return lambda: None
+        return lambda: None, lambda: None
 
-    def begin_save_stating(self, step: int, state: Tensors, keys: list[str]) -> Finish:
+    def begin_save_stating(self, step: int, state: Tensors, keys: list[str]) -> Saving:
         return self.begin_save(step, state)
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import metadata as md
 
-from common.library import EVERYTHING_STAGED, THREADS, Finish, Library
+from common.library import EVERYTHING_STAGED, THREADS, Library, Saving
 from common.states import Boxes, Tensors, cut, empty_boxes, empty_like, index_of
 
 
@@ -70,15 +70,17 @@ class Dcp(Library):
     def load_boxes(self, step: int, like: Tensors, boxes: Boxes) -> Tensors:
         return self.load_into(step, empty_boxes(like, boxes), _box_planner(boxes))
 
-    def begin_save(self, step: int, state: Tensors) -> Finish:
-        # Without a GPU, the stager has no threads: staging is complete when async_save returns.
+    def begin_save(self, step: int, state: Tensors) -> Saving:
         staging = importlib.import_module("torch.distributed.checkpoint.staging")
-        options = staging.StagingOptions(False, False, False, False)
+        gpu = self.device == "cuda"
+        options = staging.StagingOptions(gpu, False, gpu, gpu)
         self._stager = self._stager or staging.DefaultStager(options)
         saving = self.lib.async_save(
             state, storage_writer=self.writer(step), async_stager=self._stager, no_dist=True
         )
-        return saving.result
+        # Without a GPU, the stager has no threads: staging is complete when async_save returns.
+        staged = saving.staging_completion.result if gpu else lambda: None
+        return staged, getattr(saving, "upload_completion", saving).result
 
     def latest(self) -> int | None:
         found = [int(path.parent.name[5:]) for path in self.folder.glob("step-*/.metadata")]
@@ -99,7 +101,8 @@ class Torch(Library):
         torch.save(state, self.path(step))
 
     def load(self, step: int, like: Tensors) -> Tensors:
-        return torch.load(self.path(step), mmap=self.is_mapped, weights_only=True)
+        path, device = self.path(step), self.device
+        return torch.load(path, mmap=self.is_mapped, weights_only=True, map_location=device)
 
 
 class TorchMapped(Torch):
@@ -133,7 +136,7 @@ class Safetensors(Library):
     replace = save
 
     def load(self, step: int, like: Tensors) -> Tensors:
-        return self.lib.load_file(str(self.path(step)))
+        return self.lib.load_file(str(self.path(step)), device=self.device or "cpu")
 
     def _opened(self, step: int) -> Any:
         from safetensors import safe_open
@@ -172,13 +175,13 @@ class Moonclip(Library):
         self._manager = self.lib.MoonclipManager(str(self.place))
 
     def save(self, step: int, state: Tensors) -> None:
-        self.begin_save(step, state)()
+        self.begin_save(step, state)[1]()
 
     save_again = save
 
-    def begin_save(self, step: int, state: Tensors) -> Finish:
+    def begin_save(self, step: int, state: Tensors) -> Saving:
         self._manager.save_tensors(step=step, tensors=state)
-        return self._manager.flush
+        return lambda: None, self._manager.flush
 
     def sync(self, step: int) -> None:
         """flush has done it."""

@@ -178,12 +178,14 @@ def _measure_repeated(work: Work, library: Library, state: State) -> list[Record
             state.change(keys)  # for limits too: gives the child its own pages
         prepared = library.prepare(state.tensors)
         meter = Meter(peak_from=whole)
-        finish = save(step, prepared, *more)
-        if not is_stall:
+        saving = save(step, prepared, *more)
+        if is_stall:
+            saving[0]()
+        else:
             library.sync(step)
         record: Record = meter.stop()
         if is_stall:
-            finish()
+            saving[1]()
             # The save continues in the background: its memory counts, whenever it is needed.
             record["peak_bytes"] = meter.stop()["peak_bytes"]
         records.append(record | {"first": step == 1})

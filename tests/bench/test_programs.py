@@ -88,3 +88,14 @@ def test_a_stall_is_measured_with_both_kinds_of_staging(tmp_path):
                "--repeat", "1")  # fmt: skip
     assert done.stdout.count("ratio: bytes over the bus, ") == 2
     assert list(tmp_path.iterdir()) == []
+
+
+def test_loads_to_a_device_are_compared_and_checked(tmp_path):
+    done = run("gpu.py", "loads", "--dir", tmp_path, "--device", "cpu", "--bytes", "3e6",
+               "--repeat", "1")  # fmt: skip
+    ways = ("cairn, existing tensors", "cairn, new tensors")
+    for cache in ("page cache", "disk"):
+        assert all(f"ratio: {cache}, {way}: " in done.stdout for way in ways)
+        assert all(f"{cache}: {way} " in done.stdout
+                   for way in (*ways, "safetensors", "torch.load", "torch.load(mmap)"))  # fmt: skip
+    assert list(tmp_path.iterdir()) == []
