@@ -24,10 +24,14 @@ const dlpack::ExchangeApi* FindExchangeApi(nb::handle tensor_type) {
   return usable ? api : nullptr;
 }
 
-// The DLPack codes of dtypes, except for dtypes that DLPack cannot distinguish from others.
+// The DLPack form of dtypes, except for dtypes that DLPack cannot distinguish from others.
 struct WireCode {
   core::DType dtype;
-  nb::dlpack::dtype_code code;
+  nb::dlpack::dtype wire;
+
+  constexpr WireCode(core::DType type, nb::dlpack::dtype_code code)
+      : dtype(type),
+        wire{static_cast<uint8_t>(code), static_cast<uint8_t>(schema::ElementBytes(type) * 8), 1} {}
 };
 constexpr WireCode kWireCodes[] = {
     {core::DType::kBool, nb::dlpack::dtype_code::Bool},
@@ -140,9 +144,6 @@ std::optional<TensorMemory> TorchAccess::FindMemory(nb::handle value) const {
   if (!value.type().is(tensor_type_) && !value.type().is(parameter_type_)) return std::nullopt;
   // With the fields of torch's CheckpointableTensor it is a shard, which Python code describes.
   if (PyObject_HasAttr(value.ptr(), global_shape_name_.ptr()) == 1) return std::nullopt;
-  // Not the dtype of DLPack, which describes torch's uint4 as uint8.
-  const core::DType dtype = CodeOf(value);
-  if (dtype == core::DType::kUnknown || IsComplex(dtype) || IsNegated(value)) return std::nullopt;
   // A failure takes torch a millisecond, and meta tensors are usually many.
   if (has_failed_ && nb::handle(value.attr("is_meta")).is(nb::handle(Py_True))) return std::nullopt;
   dlpack::Tensor tensor{};
@@ -151,6 +152,8 @@ std::optional<TensorMemory> TorchAccess::FindMemory(nb::handle value) const {
     has_failed_ = true;
     return std::nullopt;
   }
+  const core::DType dtype = DTypeOf(value, tensor.dtype);
+  if (dtype == core::DType::kUnknown || IsComplex(dtype) || IsNegated(value)) return std::nullopt;
   const std::optional<int> device = ReachedDevice(tensor.device);
   if (!device || tensor.byte_offset != 0) return std::nullopt;
   const auto dims = static_cast<size_t>(tensor.ndim);
@@ -215,15 +218,19 @@ nb::object TorchAccess::Wrap(std::shared_ptr<std::byte> memory, core::DType dtyp
   Lent* const lent = Lent::New(std::move(memory), shape);
   dlpack::Tensor& tensor = lent->managed.tensor;
   tensor.device = {dlpack::kCpu, 0};
-  tensor.dtype = {static_cast<uint8_t>(FindWireCode(dtype)->code),
-                  static_cast<uint8_t>(schema::ElementBytes(dtype) * 8), 1};
+  tensor.dtype = FindWireCode(dtype)->wire;
   void* result = nullptr;
   // From here on torch owns the memory, even if the call fails.
   if (api_->wrap(&lent->managed, &result) != 0) throw nb::python_error();
   return nb::steal(static_cast<PyObject*>(result));
 }
 
-core::DType TorchAccess::CodeOf(nb::handle tensor) const {
+core::DType TorchAccess::DTypeOf(nb::handle tensor, const nb::dlpack::dtype& wire) const {
+  // torch describes its uint4 as uint8.
+  const bool is_byte =
+      wire.bits == 8 && wire.code <= static_cast<uint8_t>(nb::dlpack::dtype_code::UInt);
+  const auto* const found = std::ranges::find(kWireCodes, wire, &WireCode::wire);
+  if (!is_byte && found != std::ranges::end(kWireCodes)) return found->dtype;
   nb::object dtype = tensor.attr(dtype_name_);
   PyObject* code = PyDict_GetItemWithError(codes_.ptr(), dtype.ptr());  // borrowed
   if (code == nullptr) {

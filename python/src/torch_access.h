@@ -119,7 +119,8 @@ class TorchAccess {
                   std::span<const uint64_t> shape) const;
 
  private:
-  core::DType CodeOf(nb::handle tensor) const;
+  // `wire`: the description of the dtype by DLPack.
+  core::DType DTypeOf(nb::handle tensor, const nb::dlpack::dtype& wire) const;
   bool IsNegated(nb::handle tensor) const;
   std::optional<int> ReachedDevice(const dlpack::Device& device) const;
 

@@ -48,6 +48,31 @@ class TensorSubclasses {
   std::unordered_map<PyObject*, bool> has_inner_tensors_;  // by type, which the value keeps alive
 };
 
+// The keys, or positions, and values of a container.
+using Children = std::vector<std::pair<nb::object, nb::object>>;
+
+// Returns a copy: Python code of a key or leaf may change the container.
+Children ChildrenOf(const nb::object& container, NodeKind kind) {
+  Children children;
+  if (!core::IsMapping(kind)) {
+    const auto elements = nb::borrow<nb::tuple>(Checked(PySequence_Tuple(container.ptr())));
+    for (const nb::handle element : elements) {
+      children.emplace_back(nb::int_(children.size()), nb::borrow(element));
+    }
+  } else if (kind == NodeKind::kDict) {
+    const nb::ft_object_guard guard(container);
+    PyObject *key = nullptr, *value = nullptr;
+    children.reserve(static_cast<size_t>(PyDict_Size(container.ptr())));
+    for (Py_ssize_t at = 0; PyDict_Next(container.ptr(), &at, &key, &value) != 0;) {
+      children.emplace_back(nb::borrow(key), nb::borrow(value));
+    }
+  } else {  // in an order that PyDict_Next need not have
+    const auto items = nb::borrow<nb::list>(Checked(PyMapping_Items(container.ptr())));
+    for (const nb::handle item : items) children.emplace_back(item[0], item[1]);
+  }
+  return children;
+}
+
 class Walker {
  public:
   Walker(const TorchAccess& torch, nb::object key_of)
@@ -98,38 +123,18 @@ class Walker {
     const NodeKind kind = walk_.tree.nodes[node].kind;
     if (!core::IsContainer(kind)) return;
     if (depth == core::kMaxTreeLevels) ThrowTooDeep(node);
-    const nb::object container = walk_.py_nodes[node].value;
-    core::IsMapping(kind) ? AddItems(container, node, depth) : AddElements(container, node, depth);
-  }
-
-  // Iterates over a copy of the items: Python code of a key or leaf may change the container.
-  void AddItems(nb::handle mapping, uint32_t node, uint32_t depth) {
-    nb::object items = Checked(PyMapping_Items(mapping.ptr()));
-    const Py_ssize_t count = PyList_Size(items.ptr());
-    walk_.tree.nodes[node].child_count = static_cast<uint32_t>(count);
     const bool is_subclass = IsDescribedSubclass(node);
-    for (Py_ssize_t i = 0; i < count; ++i) {
-      PyObject* item = PyList_GetItem(items.ptr(), i);
-      const nb::handle key(PyTuple_GetItem(item, 0));
-      auto [key_kind, text] = KeyOf(key, node);
+    Children children = ChildrenOf(walk_.py_nodes[node].value, kind);
+    walk_.tree.nodes[node].child_count = static_cast<uint32_t>(children.size());
+    for (auto& [key, value] : children) {
+      auto [key_kind, text] = KeyOf(key, kind, node);
       if (text == kSubclassKey && !is_subclass) ThrowReserved(node);
-      Descend(Add(PyTuple_GetItem(item, 1), nb::borrow(key), node, key_kind, std::move(text)),
-              depth + 1);
+      Descend(Add(value, std::move(key), node, key_kind, std::move(text)), depth + 1);
     }
   }
 
-  void AddElements(nb::handle sequence, uint32_t node, uint32_t depth) {
-    nb::object elements = Checked(PySequence_Tuple(sequence.ptr()));
-    const Py_ssize_t count = PyTuple_Size(elements.ptr());
-    walk_.tree.nodes[node].child_count = static_cast<uint32_t>(count);
-    for (Py_ssize_t i = 0; i < count; ++i) {
-      Descend(Add(PyTuple_GetItem(elements.ptr(), i), nb::int_(i), node, KeyKind::kIndex,
-                  std::to_string(i)),
-              depth + 1);
-    }
-  }
-
-  std::pair<KeyKind, std::string> KeyOf(nb::handle key, uint32_t container) const {
+  std::pair<KeyKind, std::string> KeyOf(nb::handle key, NodeKind kind, uint32_t container) const {
+    if (!core::IsMapping(kind)) return {KeyKind::kIndex, std::to_string(nb::cast<size_t>(key))};
     if (PyUnicode_CheckExact(key.ptr())) return {KeyKind::kString, FromPyText(key)};
     const auto kind_and_text = nb::cast<nb::tuple>(
         RunPython([&] { return key_of_(key, ToPyText(walk_.Fqn(container))); }));
