@@ -63,22 +63,20 @@ Result<void> AddAll(const flatbuffers::Vector<const schema::Extent*>* stored, ui
   return {};
 }
 
-Result<void> ReadPayload(const schema::ChunkRecord& chunk, Extents& payload) {
+Result<Extents> ReadPayload(const schema::ChunkRecord& chunk) {
   if (chunk.extent() == nullptr) {
     if (!IsAbsent(chunk.further_extents()) || IsAbsent(chunk.steps())) {
       return Fail(DamagedRecord("it does not state where its bytes are stored"));
     }
     if (chunk.length_bytes() == 0) return Fail(DamagedRecord("it has no bytes"));
-    payload = Extent::Zeros(chunk.length_bytes());
-    return {};
+    return Extents(Extent::Zeros(chunk.length_bytes()));
   }
   if (chunk.length_bytes() != 0) return Fail(DamagedRecord("it states its length twice"));
   const Extent first =
       CopyExtent(reinterpret_cast<const uint8_t*>(chunk.extent()), chunk.page_bits());
   uint64_t length = 0;
   CAIRN_TRY(Check(first, length));
-  payload = first;
-  if (IsAbsent(chunk.further_extents())) return {};
+  if (IsAbsent(chunk.further_extents())) return Extents(first);
   std::vector<Extent> extents{first};
   CAIRN_TRY(AddAll(chunk.further_extents(), chunk.page_bits(), extents, length));
   for (const Extent& extent : extents) {
@@ -87,8 +85,7 @@ Result<void> ReadPayload(const schema::ChunkRecord& chunk, Extents& payload) {
       return Fail(DamagedRecord("impossible sizes of one of its extents"));
     }
   }
-  payload = Extents(extents);
-  return {};
+  return Extents(extents);
 }
 
 Result<std::vector<Extent>> ReadDeltas(const schema::ChunkRecord& chunk) {
@@ -171,14 +168,13 @@ Result<ChunkExtents> ReadExtents(const schema::ChunkRecord& chunk) {
   if (chunk.page_bits() < kMinPageBits || chunk.page_bits() > kMaxPageBits) {
     return Fail(DamagedRecord("impossible size of its pages"));
   }
-  Result<ChunkExtents> extents;
-  CAIRN_TRY(ReadPayload(chunk, extents->payload));
+  CAIRN_TRY_ASSIGN(ChunkExtents extents, ReadPayload(chunk));
   if (IsAbsent(chunk.steps())) {
     if (IsAbsent(chunk.codecs()) && IsAbsent(chunk.parameters())) return extents;
     return Fail(DamagedRecord("codecs without steps"));
   }
-  CAIRN_TRY_ASSIGN(extents->deltas, ReadDeltas(chunk));
-  if (extents->payload.length_bytes() > kMaxBytesWithDeltas) {
+  CAIRN_TRY_ASSIGN(extents.deltas, ReadDeltas(chunk));
+  if (extents.payload.length_bytes() > kMaxBytesWithDeltas) {
     return Fail(DamagedRecord("it is too long to have deltas"));
   }
   return extents;

@@ -12,7 +12,6 @@
 #include "core/step/contents.h"
 #include "core/step/internal/tensor_records.h"
 #include "kv/base/key.h"
-#include "kv/io/worker_pool.h"
 #include "schema/little_endian.h"
 
 namespace cairn::core::internal {
@@ -257,13 +256,7 @@ Result<MergedStep> RankMerge::Finish() {
   // Before the disagreement: a long value is not a tensor of uint8 for users.
   if (tree_error_) return Fail(*tree_error_);
   if (disagreement_) return Fail(Describe(*disagreement_));
-  constexpr uint64_t kBoxesForThreads = 1 << 16;  // below, threads begin too slowly
-  uint64_t box_count = 0;
-  for (const Tensor& tensor : tensors_) box_count += tensor.box_ranks.size();
-  CAIRN_TRY(kv::RunOnThreads(
-      tensors_.size(), "the check of the tensors",
-      [this](size_t i) { return CheckTensor(tensors_[i]); },
-      box_count < kBoxesForThreads ? 1 : kv::WorkerThreads()));
+  for (const Tensor& tensor : tensors_) CAIRN_TRY(CheckTensor(tensor));
   MergedStep merged;
   merged.tree = tree_.Take();
   CAIRN_TRY(CheckLeaves(merged.tree));

@@ -1,7 +1,6 @@
 #pragma once
 /// Records in memory, without an allocation or a pointer for each, and sorted runs of them.
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -121,18 +120,12 @@ class RecordSet {
   /// in the order in which they were added.
   template <typename Visit>
   Result<void> ForEachInOrder(const Visit& visit) const {
-    constexpr size_t kAhead = 8;  // records, which are far from each other
     for (const auto& [column, records] : columns_) {
       if (IsInOrder(records)) {
         CAIRN_TRY(records.ForEach(visit));
         continue;
       }
-      const std::vector<const uint64_t*> sorted = Sort(records);
-      for (size_t i = 0; i < sorted.size(); ++i) {
-        const uint64_t* const ahead = sorted[std::min(i + kAhead, sorted.size() - 1)];
-        for (size_t line = 0; line < 3; ++line) __builtin_prefetch(ahead + 8 * line);
-        CAIRN_TRY(visit(sorted[i]));
-      }
+      for (const uint64_t* const words : Sort(records)) CAIRN_TRY(visit(words));
     }
     return {};
   }
