@@ -29,12 +29,9 @@ BASELINES = ROOT / "bench/regression/baselines.json"
 # regression.
 LIMIT = 1.03
 LIMIT_OF_ANOTHER_TOOLCHAIN = 2.0
-# callgrind counts "rep movsb" and "rep stosb" as one instruction per byte; memcpy and memset then
-# use vector instructions.
-COUNTED_COPIES = {
-    "GLIBC_TUNABLES": "glibc.cpu.x86_rep_movsb_threshold=1073741824"
-    ":glibc.cpu.x86_rep_stosb_threshold=1073741824"
-}
+# callgrind counts "rep movsb" and "rep stosb" as one instruction per byte, unlike vectors.
+TUNABLES = (f"glibc.cpu.x86_rep_{name}_threshold=1073741824" for name in ("movsb", "stosb"))
+COUNTED_COPIES = {"GLIBC_TUNABLES": ":".join(TUNABLES)}
 
 
 class CannotCount(Exception):

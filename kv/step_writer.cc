@@ -151,17 +151,16 @@ Result<StepInfo> CommitTable(StepAttempt& attempt, const StepSummary& summary,
 
 /// Adds the records of the attempt, with the structure in its place in the order of columns.
 Result<void> AddRecords(StepAttempt& attempt, StepTableWriter& table) {
-  bool has_structure = false;
+  std::span<const std::byte> structure = attempt.structure_record;
   const auto add_structure = [&] {
-    has_structure = true;
-    return table.AddCounted(
-        {.key = ColumnPrefix(Column::kStructures), .value = attempt.structure_record});
+    const auto record = std::exchange(structure, {});
+    return table.AddCounted({.key = ColumnPrefix(Column::kStructures), .value = record});
   };
   CAIRN_TRY(attempt.records.ForEachInOrder([&](const TableRecord& record) -> Result<void> {
-    if (!has_structure && record.column() > Column::kStructures) CAIRN_TRY(add_structure());
+    if (record.column() > Column::kStructures && !structure.empty()) CAIRN_TRY(add_structure());
     return table.AddCounted(record);
   }));
-  return has_structure ? Result<void>() : add_structure();
+  return structure.empty() ? Result<void>() : add_structure();
 }
 
 /// See StepWriter::Commit.
@@ -382,7 +381,8 @@ Result<void> StepWriter::AddShared(std::span<const SharedRecord> records) {
 
 Result<void> StepWriter::SetStructure(std::span<const std::byte> record) {
   CAIRN_TRY(attempt_->CheckUsable());
-  CAIRN_TRY(CheckOrder(*attempt_, !attempt_->has_structure && !attempt_->store->joined,
+  const bool is_first = !attempt_->has_structure && !attempt_->store->joined;
+  CAIRN_TRY(CheckOrder(*attempt_, is_first && !record.empty(),
                        "rank 0 sets the structure of a step once"));
   attempt_->structure = PayloadDigest(record);
   attempt_->structure_record.assign(record.begin(), record.end());

@@ -38,12 +38,6 @@ def cpu_seconds() -> float:
     )
 
 
-def release_memory() -> None:
-    """Returns memory that was freed to the system, so that it is counted when it is used again.
-    Otherwise, what small sizes need is hidden by what was freed before."""
-    _libc.malloc_trim(0)
-
-
 class Meter:
     """Starts when it is created. `peak_from` is an earlier meter whose memory is included."""
 

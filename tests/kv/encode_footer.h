@@ -17,12 +17,11 @@ inline std::vector<std::byte> EncodeFooter(const SegmentHeader& header, const st
   RecordList records;
   for (const FooterEntry& entry : entries) records.Add(entry.column, entry.key, entry.value);
   std::vector<std::byte> footer;
-  const auto done = EncodeSegmentFooter(
-      header, attempt, records, [](uint64_t*) { return Result<void>(); },
-      [&](std::span<const std::byte> piece) -> Result<void> {
-        footer.insert(footer.end(), piece.begin(), piece.end());
-        return {};
-      });
+  const auto done = EncodeSegmentFooter(header, attempt, records,
+                                        [&](std::span<const std::byte> piece) -> Result<void> {
+                                          footer.insert(footer.end(), piece.begin(), piece.end());
+                                          return {};
+                                        });
   CAIRN_CHECK(done.has_value());
   return footer;
 }

@@ -87,9 +87,8 @@ class SavePlanner {
   Result<void> AddSharded(const PlannedTensor& tensor);
   // Returns an earlier tensor that is the same part of the same memory, or null.
   const PlannedTensor* FindSame(const PlannedTensor& tensor, const std::vector<ShardView>& held);
-  // Adds a box of the tensor that was added last. `length_bytes` is that of `view`.
-  void AddShard(const TensorRef* view, BoxRef box, uint64_t length_bytes,
-                const ReplicaGroup& group);
+  // Adds a box of the tensor that was added last.
+  void AddShard(const TensorRef* view, BoxRef box, const ReplicaGroup& group);
   // Gives each of the group's tensors to one rank. `shards`: indices into held_.
   void DivideAmong(const ReplicaGroup& group, const std::vector<size_t>& shards);
   // Adds the chunks of a shard that this rank writes.
@@ -258,8 +257,7 @@ void SavePlanner::AddWhole(const PlannedTensor& tensor) {
                               .dtype = view.dtype,
                               .hidden = tensor.is_hidden});
   if (tensor.alias != nullptr || *nbytes == 0) return;
-  AddShard(&view, NewBox({}, view.shape), *nbytes,
-           tensor.value_slot ? ReplicaGroup() : replicated_group_);
+  AddShard(&view, NewBox({}, view.shape), tensor.value_slot ? ReplicaGroup() : replicated_group_);
   held_.back().shard.value_slot = tensor.value_slot;
 }
 
@@ -284,10 +282,7 @@ Result<void> SavePlanner::AddSharded(const PlannedTensor& tensor) {
   }
   layout_->tensors.push_back(entry);
   for (const ShardView& shard : held) {
-    const auto length_bytes = TensorBytes(shard.view.dtype, shard.view.shape);
-    CAIRN_CHECK(length_bytes.has_value());  // SpanOf accepted the view
-    AddShard(layout_->AddView(shard.view), NewBox(shard.box.offsets, shard.box.sizes),
-             *length_bytes, group);
+    AddShard(layout_->AddView(shard.view), NewBox(shard.box.offsets, shard.box.sizes), group);
   }
   return {};
 }
@@ -317,12 +312,13 @@ BoxRef SavePlanner::NewBox(std::span<const uint64_t> offsets, std::span<const ui
   return {numbers};
 }
 
-void SavePlanner::AddShard(const TensorRef* view, BoxRef box, uint64_t length_bytes,
-                           const ReplicaGroup& group) {
+void SavePlanner::AddShard(const TensorRef* view, BoxRef box, const ReplicaGroup& group) {
+  const auto length_bytes = TensorBytes(view->dtype, view->shape);
+  CAIRN_CHECK(length_bytes.has_value());  // SpanOf accepted the view
   if (group.dims != 0) shards_of_group_[group].push_back(held_.size());
   const auto tensor = static_cast<uint32_t>(layout_->tensors.size() - 1);
   held_.push_back({.shard = {.tensor = tensor, .value_slot = {}, .box = box, .source = view},
-                   .length_bytes = length_bytes});
+                   .length_bytes = *length_bytes});
 }
 
 void SavePlanner::DivideAmong(const ReplicaGroup& group, const std::vector<size_t>& shards) {

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "core/base/internal/groups.h"
@@ -51,7 +52,7 @@ class Comparison {
         }
       });
       for (const Chunk& chunk : chunks_) {
-        if (chunk.is_digested && IsKept(chunk)) kept_.push_back({chunk.index, chunk.first_page});
+        if (chunk.is_digested && IsKept(chunk)) kept_.emplace_back(chunk.index, chunk.first_page);
       }
       if (has_change_) break;
       comparison.compared_bytes += bytes;
@@ -79,15 +80,9 @@ class Comparison {
     const SavedChunks::Chunk* saved = nullptr;
     bool is_digested = false;
   };
-  struct KeptChunk {
-    size_t index = 0;
-    size_t first_page = 0;
-  };
-
   static bool IsKept(const Chunk& chunk) { return chunk.payload.length_bytes() >= kMinKeptBytes; }
 
-  // Lists the chunks of the next round. Returns their bytes, with those that are not compared; 0 if
-  // there are no more.
+  // Lists the chunks of the next round. Returns their bytes, with those that are not compared.
   uint64_t ListRound() {
     uint64_t bytes = 0;
     chunks_.clear();
@@ -113,23 +108,20 @@ class Comparison {
   void Compare(Chunk& chunk, size_t worker) {
     const uint64_t length_bytes = chunk.payload.length_bytes();
     uint64_t only_page = 0;
-    std::span<uint64_t> pages(&only_page, 1);
-    if (IsKept(chunk)) {
-      pages = std::span(page_digests_).subspan(chunk.first_page, kv::PageCount(length_bytes));
-    }
+    const auto kept = std::span(page_digests_).subspan(chunk.first_page);
+    const auto pages =
+        IsKept(chunk) ? kept.first(kv::PageCount(length_bytes)) : std::span(&only_page, 1);
     chunk.payload.DigestPages(scratch_[worker], pages);
     chunk.is_digested = true;
     if (kv::RootDigest(pages, length_bytes) != chunk.saved->digest) has_change_ = true;
   }
 
   void KeepPageDigests() {
-    if (kept_.empty()) return;
-    plan_.pages.resize(kept_.back().index + 1);
+    if (!kept_.empty()) plan_.pages.resize(kept_.back().first + 1);
     for (const auto& [index, first_page] : kept_) {
-      const std::span<const uint64_t> pages =
-          std::span(page_digests_)
-              .subspan(first_page, kv::PageCount(plan_.layout->chunks[index].length_bytes));
-      plan_.pages[index].page_digests.assign(pages.begin(), pages.end());
+      const auto begin = page_digests_.begin() + static_cast<ptrdiff_t>(first_page);
+      const uint64_t pages = kv::PageCount(plan_.layout->chunks[index].length_bytes);
+      plan_.pages[index].page_digests.assign(begin, begin + static_cast<ptrdiff_t>(pages));
     }
   }
 
@@ -142,7 +134,7 @@ class Comparison {
   std::vector<Chunk> chunks_;  // of the current round
   size_t page_count_ = 0;
   std::vector<uint64_t> page_digests_;
-  std::vector<KeptChunk> kept_;  // ascending
+  std::vector<std::pair<size_t, size_t>> kept_;  // index and first page, ascending
   std::atomic<bool> has_change_ = false;
 };
 

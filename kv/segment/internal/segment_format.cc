@@ -173,8 +173,7 @@ void PutVector(std::span<const std::byte> bytes, std::byte* target) {
 }  // namespace
 
 Result<void> EncodeSegmentFooter(const SegmentHeader& header, const std::string& attempt,
-                                 RecordList& records, const FooterRecordCallback& on_record,
-                                 const FooterCallback& put) {
+                                 const RecordList& records, const FooterCallback& put) {
   std::vector<uint32_t> offsets;  // from the place of the offset
   offsets.reserve(records.count());
   uint32_t position = sizeof(kFooterVtable);  // after the head
@@ -198,8 +197,7 @@ Result<void> EncodeSegmentFooter(const SegmentHeader& header, const std::string&
   std::vector<std::byte> piece(kFooterPieceBytes);
   size_t used_bytes = 0;
   position = sizeof(kFooterVtable);
-  CAIRN_TRY(records.Consume([&](uint64_t* words) -> Result<void> {
-    CAIRN_TRY(on_record(words));
+  CAIRN_TRY(records.ForEach([&](const uint64_t* words) -> Result<void> {
     const TableRecord record = RecordAt(words);
     const uint32_t entry_bytes = FooterEntryBytes(record);
     if (piece.size() - used_bytes < entry_bytes) {

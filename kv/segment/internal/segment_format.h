@@ -84,14 +84,11 @@ void EncodeSegmentTrailer(const SegmentTrailer& trailer,
 Result<SegmentTrailer> DecodeSegmentTrailer(std::span<const std::byte, kSegmentTrailerBytes> bytes,
                                             uint64_t file_bytes);
 
-/// Passes the footer to `put`, piece by piece, because it may have many MiB. Calls `on_record` with
-/// the words of each record before it is encoded, and frees it afterwards. Requires records of less
-/// than 2 GiB together. Returns the errors of both.
-using FooterRecordCallback = std::function<Result<void>(uint64_t* words)>;
+/// Passes the footer to `put`, piece by piece, because it may have many MiB. Requires records of
+/// less than 2 GiB together. Returns the errors of `put`.
 using FooterCallback = std::function<Result<void>(std::span<const std::byte> piece)>;
 Result<void> EncodeSegmentFooter(const SegmentHeader& header, const std::string& attempt,
-                                 RecordList& records, const FooterRecordCallback& on_record,
-                                 const FooterCallback& put);
+                                 const RecordList& records, const FooterCallback& put);
 /// kDataLoss: the footer is damaged or belongs to another segment. kUnimplemented: its version is
 /// newer.
 Result<std::vector<FooterEntry>> DecodeSegmentFooter(std::span<const std::byte> bytes,

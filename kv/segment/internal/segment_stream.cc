@@ -160,12 +160,14 @@ void SegmentStream::AddChunk(std::string_view key, const ChunkEntry& entry) {
 Result<void> SegmentStream::Finish() {
   if (segment_ == nullptr || is_finished_) return {};
   const uint64_t page_digests_offset_bytes = segment_->page_digests_offset_bytes();
-  CAIRN_TRY(segment_->Finish(options_.attempt, footer_, [&](uint64_t* words) -> Result<void> {
+  CAIRN_TRY(footer_.ForEach([&](uint64_t* words) -> Result<void> {
     const TableRecord record = RecordAt(words);
     if (record.column() != Column::kChunks) return {};
     MovePageDigests(MutableValueAt(words), segment_id_, page_digests_offset_bytes);
     return on_record_(record);
   }));
+  CAIRN_TRY(segment_->Finish(options_.attempt, footer_));
+  footer_.Clear();
   is_tensor_in_footer_ = false;  // its chunks may continue in the next segment
   key_bytes_ = 0;
   is_finished_ = true;

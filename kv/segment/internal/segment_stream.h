@@ -89,8 +89,7 @@ class SegmentStream {
   /// Adds the records of everything that was appended, while the last bytes are being written. Only
   /// Seal may follow.
   Result<void> Finish();
-  /// Begins to seal a segment of many chunks in the background, while the caller writes the table.
-  /// Requires Finish. Only Seal may follow.
+  /// Begins to seal a segment of many chunks in the background. Requires Finish; Seal follows.
   Result<void> BeginSeal();
   /// Seals the current segment, if there is one, and waits for segments that are being sealed.
   Result<void> Seal();

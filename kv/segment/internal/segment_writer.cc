@@ -289,8 +289,7 @@ Result<SegmentWriter::Appended> SegmentWriter::Append(const Payload& payload, ui
   return appended;
 }
 
-Result<void> SegmentWriter::Finish(const std::string& attempt, RecordList& records,
-                                   const FooterRecordCallback& on_record) {
+Result<void> SegmentWriter::Finish(const std::string& attempt, const RecordList& records) {
   CAIRN_TRY(PassPoint("segment.seal", "cannot seal the segment", output_.path()));
   const auto page_digests = std::as_bytes(std::span(page_digests_));
   trailer_ = SegmentTrailer{.segment_id = header_.segment_id,
@@ -301,11 +300,10 @@ Result<void> SegmentWriter::Finish(const std::string& attempt, RecordList& recor
   CAIRN_TRY(PutZerosTo(trailer_.page_digests_offset_bytes));
   CAIRN_TRY(Put(page_digests));
   StreamChecksum64 footer_digest;
-  CAIRN_TRY(EncodeSegmentFooter(header_, attempt, records, on_record,
-                                [&](std::span<const std::byte> piece) {
-                                  footer_digest.Update(piece);
-                                  return Put(piece);
-                                }));
+  CAIRN_TRY(EncodeSegmentFooter(header_, attempt, records, [&](std::span<const std::byte> piece) {
+    footer_digest.Update(piece);
+    return Put(piece);
+  }));
   trailer_.footer_bytes = position_ - trailer_.footer_offset_bytes();
   trailer_.footer_digest = footer_digest.value();
   const uint64_t file_bytes = RoundUp(position_ + kSegmentTrailerBytes, kDirectAlignBytes);

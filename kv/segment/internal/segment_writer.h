@@ -64,10 +64,8 @@ class SegmentWriter {
   /// current one are back in the pool.
   Result<void> Drain();
 
-  /// Appends the page digests, the footer of `records` and the trailer. Nothing can be appended
-  /// after this. Calls `on_record` and frees the records as EncodeSegmentFooter does.
-  Result<void> Finish(const std::string& attempt, RecordList& records,
-                      const FooterRecordCallback& on_record);
+  /// Appends the page digests, the footer and the trailer. Nothing can be appended after this.
+  Result<void> Finish(const std::string& attempt, const RecordList& records);
   /// Waits for all writes, and finishes the output; the caller syncs the directory of a file.
   /// Requires Finish.
   /// After an error all blocks are back in the pool. May run on another thread than the calls

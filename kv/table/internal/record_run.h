@@ -76,19 +76,6 @@ class RecordList {
     }
     return {};
   }
-  /// As ForEach, but frees the memory of the records as it goes. After an error, the list can only
-  /// be destroyed.
-  template <typename Visit>
-  Result<void> Consume(const Visit& visit) {
-    for (Block& block : blocks_) {
-      for (size_t at = 0; at < block.used_words; at += RecordWords(block.words[at])) {
-        CAIRN_TRY(visit(&block.words[at]));
-      }
-      block.words.reset();
-    }
-    *this = RecordList();
-    return {};
-  }
   uint64_t count() const { return count_; }
   uint64_t size_bytes() const { return size_words_ * sizeof(uint64_t); }
 
