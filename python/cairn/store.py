@@ -426,7 +426,7 @@ class Store(Closing):
             self.opened.map_checks.start(check)
         rebuild = Rebuilder(contents.step, is_part=bool(selected) or skip_damaged)
         if flat:
-            state = contents.build_flat(leaves)
+            state = dict(zip(contents.fqns(), leaves))
             return rebuilt_flat(state, rebuild) if contents.has_subclasses else state
         return contents.build(leaves, rebuild)
 

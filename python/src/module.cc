@@ -129,7 +129,6 @@ void BindContents(nb::module_& m) {
       .def("fqns", &StepContents::ToPyFqns)
       .def("find_tensor", &StepContents::FindTensor)
       .def("build", &StepContents::Build, nb::arg("leaves"), nb::arg("rebuild"))
-      .def("build_flat", &StepContents::BuildFlat, nb::arg("leaves"))
       .def_prop_ro("has_subclasses", &StepContents::has_subclasses);
   m.def(
       "close_name",

@@ -241,14 +241,6 @@ nb::object StepContents::Build(nb::list leaves, nb::handle rebuild) const {
   return built.front().second;
 }
 
-nb::dict StepContents::BuildFlat(nb::list leaves) const {
-  const CollectionPause pause;
-  if (leaves.size() != leaves_.size()) ThrowInvalid("a state needs one value per leaf");
-  nb::dict flat;
-  for (size_t leaf = 0; leaf < leaves_.size(); ++leaf) flat[ToPyText(fqn(leaf))] = leaves[leaf];
-  return flat;
-}
-
 bool StepContents::has_subclasses() const {
   return std::ranges::any_of(leaves_,
                              [this](const Leaf& leaf) { return DescribesSubclass(leaf.node); });

@@ -70,8 +70,6 @@ class StepContents {
   /// object that takes the place of the dict of a tensor subclass, from the dict and its FQN.
   /// Raises Invalid for another number of elements.
   nb::object Build(nb::list leaves, nb::handle rebuild) const;
-  /// Returns a dict from FQN to the element of `leaves`. Raises Invalid as Build does.
-  nb::dict BuildFlat(nb::list leaves) const;
   /// Whether a leaf describes a tensor subclass, of which other leaves are the inner tensors.
   bool has_subclasses() const;
 

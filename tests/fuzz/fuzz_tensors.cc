@@ -42,7 +42,7 @@ void FuzzChunk(Input input) {
   CAIRN_FUZZ_CHECK(again->info.stored() == chunk->info.stored());
   const auto tensor = DecodeTensor(chunk->fqn, tensor_record);
   if (!tensor) return UseError(tensor.error());
-  if (const auto checked = CheckChunk(*tensor, chunk->info); !checked) {
+  if (const auto checked = CheckChunk(EntryOf(*tensor), chunk->info); !checked) {
     return UseError(checked.error());
   }
   CAIRN_FUZZ_CHECK(chunk->info.length_bytes() <= tensor->nbytes);

@@ -132,7 +132,7 @@ class StepChecker {
       if (entry == tensors_.end()) {
         return Report(decoded->fqn, "there is a chunk but no tensor of this name");
       }
-      auto fits = CheckChunk(entry->second.info, decoded->info);
+      auto fits = CheckChunk(EntryOf(entry->second.info), decoded->info);
       if (!fits) return Report(std::move(fits).error());
       entry->second.boxes.Add(decoded->info.box);
     });

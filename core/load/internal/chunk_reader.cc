@@ -111,6 +111,7 @@ Result<void> ChunkReader::AddPart(ReadPart part) {
                                        part.extent.length_bytes < job->chunk.length_bytes()) {
     job->computed.resize(job->chunk.extents.page_count());
   }
+  if (added_.empty()) added_.reserve(batch_parts_);
   added_.push_back(std::move(part));
   const bool is_full = limit_ == Limit::kBatches && added_.size() >= batch_parts_;
   return is_full ? SubmitBatch() : Result<void>();

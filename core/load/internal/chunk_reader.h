@@ -39,7 +39,7 @@ class ChunkReader {
  public:
   /// Parts per batch. The first batches are small, so that reading begins early.
   static constexpr size_t kMinParts = 512;
-  static constexpr size_t kMaxParts = 8192;
+  static constexpr size_t kMaxParts = 4096;
 
   enum class Limit {
     kBatches,  // Add waits for ReadAll

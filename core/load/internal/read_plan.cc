@@ -3,9 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <functional>
 #include <numeric>
-#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -20,7 +18,7 @@ std::unexpected<Error> Invalid(const LoadRequest& request, std::string message) 
       .code = ErrorCode::kInvalidArgument, .message = std::move(message), .key = request.fqn});
 }
 
-Result<void> CheckDType(const LoadRequest& request, const TensorInfo& tensor) {
+Result<void> CheckDType(const LoadRequest& request, const TensorEntry& tensor) {
   if (request.target.dtype == tensor.dtype) return {};
   if (!request.cast) {
     return Invalid(request, fmt::format("the target is {}, the stored tensor {}; give a target of "
@@ -33,11 +31,6 @@ Result<void> CheckDType(const LoadRequest& request, const TensorInfo& tensor) {
                                         schema::DTypeName(tensor.dtype),
                                         schema::DTypeName(request.target.dtype)));
   }
-  if (tensor.alias_of && tensor.alias_offset_bytes % schema::ElementBytes(tensor.dtype) != 0) {
-    return Invalid(request,
-                   "the tensor is an alias that does not begin at an element of its "
-                   "owner; load it in its own dtype");
-  }
   return {};
 }
 
@@ -46,7 +39,7 @@ std::vector<uint64_t> TargetStridesBytes(const TensorTarget& target) {
                  schema::ElementBytes(target.dtype));
 }
 
-Result<void> CheckRequest(const LoadRequest& request, const TensorInfo& tensor) {
+Result<void> CheckRequest(const LoadRequest& request, const TensorEntry& tensor) {
   CAIRN_TRY(CheckDType(request, tensor));
   if (!BoxFits(request.box, tensor.shape)) {
     return Invalid(request,
@@ -107,27 +100,9 @@ StridedRegion BoxRegion(const LoadRequest& request, const ChunkInfo& chunk, Regi
                        static_cast<int64_t>(base), request.target.data + target);
 }
 
-// Returns the requested tensors, or nothing if one of them is not in `tensors`. Fast if the
-// requests are in key order, as nearly all are.
-std::optional<std::vector<const TensorInfo*>> FindAll(std::span<const LoadRequest> requests,
-                                                      std::span<const TensorInfo> tensors) {
-  std::vector<const TensorInfo*> found;
-  found.reserve(requests.size());
-  size_t next = 0;
-  for (const LoadRequest& request : requests) {
-    if (next >= tensors.size() || tensors[next].fqn != request.fqn) {
-      const TensorInfo* const named = FindByName(tensors, request.fqn);
-      if (named == nullptr) return std::nullopt;
-      next = static_cast<size_t>(named - tensors.data());
-    }
-    found.push_back(&tensors[next++]);
-  }
-  return found;
-}
-
 // Returns how the elements of a tensor become those of the target.
-RegionElement ElementOf(const TensorInfo& tensor, const TensorTarget& target) {
-  return {schema::ElementBytes(tensor.dtype), FindElementCast(tensor.dtype, target.dtype),
+RegionElement ElementOf(DType stored, const TensorTarget& target) {
+  return {schema::ElementBytes(stored), FindElementCast(stored, target.dtype),
           schema::ElementBytes(target.dtype)};
 }
 
@@ -150,19 +125,19 @@ uint64_t ReadPlan::Want::end() const {
 Result<ReadPlan> ReadPlan::Make(const StepView& view, std::span<const LoadRequest> requests,
                                 std::span<const TensorInfo> known) {
   ReadPlan plan;
-  CAIRN_TRY_ASSIGN(const auto tensors, plan.FindTensors(view, requests, known));
-  for (size_t i = 0; i < requests.size(); ++i) CAIRN_TRY(CheckRequest(requests[i], *tensors[i]));
-  CAIRN_TRY(plan.FindOwners(view, tensors));
+  CAIRN_TRY(plan.FindTensors(view, requests, known));
+  size_t tensor = 0;
+  for (const LoadRequest& request : requests) {
+    tensor = plan.IndexOf(request.fqn, tensor);
+    CAIRN_TRY(CheckRequest(request, plan.owners_[tensor++]));
+  }
+  if (!plan.aliases_.empty()) CAIRN_TRY(plan.FindOwners(view));
   plan.wants_.reserve(requests.size());
   size_t owner = 0;
-  for (size_t i = 0; i < requests.size(); ++i, ++owner) {
-    const TensorInfo& tensor = *tensors[i];
-    if (owner >= plan.owners_.size() || plan.owners_[owner] != &tensor) {
-      const std::string& name = tensor.alias_of ? *tensor.alias_of : tensor.fqn;
-      const auto found = std::ranges::lower_bound(plan.owners_, name, {}, &TensorInfo::fqn);
-      owner = static_cast<size_t>(found - plan.owners_.begin());
-    }
-    CAIRN_TRY(plan.AddWant(requests[i], tensor, owner));
+  for (const LoadRequest& request : requests) {
+    const TensorInfo* const alias = FindByName(plan.aliases_, request.fqn);
+    owner = plan.IndexOf(alias == nullptr ? request.fqn : *alias->alias_of, owner);
+    CAIRN_TRY(plan.AddWant(request, owner++));
   }
   const auto position = [](const Want& want) {
     return std::tuple(want.owner, want.alias_region == nullptr, want.begin());
@@ -176,51 +151,79 @@ Result<ReadPlan> ReadPlan::Make(const StepView& view, std::span<const LoadReques
   return plan;
 }
 
-Result<std::vector<const TensorInfo*>> ReadPlan::FindTensors(const StepView& view,
-                                                             std::span<const LoadRequest> requests,
-                                                             std::span<const TensorInfo> known) {
-  if (auto tensors = FindAll(requests, known)) return *std::move(tensors);
+Result<void> ReadPlan::FindTensors(const StepView& view, std::span<const LoadRequest> requests,
+                                   std::span<const TensorInfo> known) {
   std::vector<std::string_view> fqns;
   fqns.reserve(requests.size());
   for (const LoadRequest& request : requests) fqns.push_back(request.fqn);
-  CAIRN_TRY_ASSIGN(found_, FindNamed(view, std::move(fqns)));
-  return *FindAll(requests, found_);
+  SortUnique(fqns);
+  owners_.reserve(fqns.size());
+  for (size_t i = 0, next = 0; i < fqns.size(); ++i, ++next) {
+    if (next >= known.size() || known[next].fqn != fqns[i]) {
+      const TensorInfo* const named = FindByName(known, fqns[i]);
+      if (named == nullptr) break;
+      next = static_cast<size_t>(named - known.data());
+    }
+    owners_.push_back(EntryOf(known[next]));
+    if (known[next].alias_of) aliases_.push_back(known[next]);
+  }
+  if (owners_.size() == fqns.size()) return {};
+  owners_.clear();
+  aliases_.clear();
+  return ForEachTensor(view, fqns, [&](size_t i, TensorInfo&& tensor) -> Result<void> {
+    TensorEntry& entry = owners_.emplace_back(EntryOf(tensor));
+    entry.fqn = fqns[i];
+    // Nearly always, a request has the shape, so that no memory is necessary for it.
+    const bool is_request = fqns[i].data() == requests[i].fqn.data();
+    if (is_request && requests[i].box.sizes == tensor.shape) {
+      entry.shape = requests[i].box.sizes;
+    } else {
+      entry.shape = shapes_.emplace_back(tensor.shape);
+    }
+    if (tensor.alias_of) aliases_.push_back(std::move(tensor));
+    return {};
+  });
 }
 
-Result<void> ReadPlan::FindOwners(const StepView& view,
-                                  std::span<const TensorInfo* const> tensors) {
-  owners_.assign(tensors.begin(), tensors.end());
-  // All are in one array, in key order.
-  if (std::ranges::adjacent_find(owners_, std::greater_equal<>()) != owners_.end()) {
-    std::ranges::sort(owners_);
-    owners_.erase(std::ranges::unique(owners_).begin(), owners_.end());
-  }
-  if (std::ranges::none_of(owners_,
-                           [](const TensorInfo* tensor) { return tensor->alias_of.has_value(); })) {
-    return {};
-  }
-  std::vector<TensorInfo> requested;
-  for (const TensorInfo* const tensor : owners_) requested.push_back(*tensor);
-  CAIRN_TRY_ASSIGN(found_owners_, internal::FindOwners(view, requested));
-  owners_.clear();
-  for (const TensorInfo& owner : found_owners_) owners_.push_back(&owner);
+Result<void> ReadPlan::FindOwners(const StepView& view) {
+  CAIRN_TRY_ASSIGN(alias_owners_, internal::FindOwners(view, aliases_));
+  std::erase_if(owners_, [&](const TensorEntry& tensor) {
+    return tensor.alias != nullptr || FindByName(alias_owners_, tensor.fqn) != nullptr;
+  });
+  for (const TensorInfo& owner : alias_owners_) owners_.push_back(EntryOf(owner));
+  std::ranges::sort(owners_, {}, &TensorEntry::fqn);
   next_offset_bytes_.resize(owners_.size());
   return {};
 }
 
-Result<void> ReadPlan::AddWant(const LoadRequest& request, const TensorInfo& tensor, size_t owner) {
-  uint64_t length_bytes = tensor.nbytes;
-  if (request.box.sizes != tensor.shape) {
-    CAIRN_TRY_ASSIGN(length_bytes, TensorBytes(tensor.dtype, request.box.sizes));
+size_t ReadPlan::IndexOf(std::string_view fqn, size_t hint) const {
+  if (hint < owners_.size() && owners_[hint].fqn == fqn) return hint;
+  const auto found = std::ranges::lower_bound(owners_, fqn, {}, &TensorEntry::fqn);
+  return static_cast<size_t>(found - owners_.begin());
+}
+
+Result<void> ReadPlan::AddWant(const LoadRequest& request, size_t owner) {
+  const TensorInfo* const alias = FindByName(aliases_, request.fqn);
+  const DType dtype = alias == nullptr ? owners_[owner].dtype : alias->dtype;
+  uint64_t length_bytes = owners_[owner].nbytes;
+  if (alias != nullptr || !std::ranges::equal(request.box.sizes, owners_[owner].shape)) {
+    CAIRN_TRY_ASSIGN(length_bytes, TensorBytes(dtype, request.box.sizes));
   }
   if (length_bytes == 0) return {};
   Want& want = wants_.emplace_back(&request, owner);
-  if (tensor.alias_of) {
-    CAIRN_TRY(CheckAlias(tensor, *owners_[owner]));
+  if (alias != nullptr) {
+    const TensorInfo& holder = ByName(alias_owners_, *alias->alias_of);
+    CAIRN_TRY(CheckAlias(*alias, holder));
     // An alias of its complete owner is read as the owner, whatever the boxes of the chunks are.
-    if (!IsSame(tensor, *owners_[owner])) {
-      want.alias_region = std::make_unique<const StridedRegion>(
-          AliasRegion(request, tensor, ElementOf(tensor, request.target)));
+    if (!IsSame(*alias, holder)) {
+      const RegionElement element = ElementOf(dtype, request.target);
+      if (element.cast != nullptr && alias->alias_offset_bytes % element.bytes != 0) {
+        return Invalid(request,
+                       "the tensor is an alias that does not begin at an element of its owner; "
+                       "load it in its own dtype");
+      }
+      want.alias_region =
+          std::make_unique<const StridedRegion>(AliasRegion(request, *alias, element));
     }
   }
   total_bytes_ += length_bytes;
@@ -228,12 +231,17 @@ Result<void> ReadPlan::AddWant(const LoadRequest& request, const TensorInfo& ten
 }
 
 Result<void> ReadPlan::AddReads(const StepView& view, ChunkReader& reader) {
-  return ForEachChunkOf(view, std::span<const TensorInfo* const>(owners_),
+  return ForEachChunkOf(view, std::span<const TensorEntry>(owners_),
                         [&](size_t i, const ChunkInfo& chunk) { return Visit(i, chunk, reader); });
 }
 
+const std::string& ReadPlan::NameOf(const Want& want) const {
+  const TensorInfo* const owner = FindByName(alias_owners_, owners_[want.owner].fqn);
+  return owner == nullptr ? want.request->fqn : owner->fqn;
+}
+
 Result<void> ReadPlan::Visit(size_t i, const ChunkInfo& chunk, ChunkReader& reader) {
-  const TensorInfo& owner = *owners_[i];
+  const TensorEntry& owner = owners_[i];
   const size_t end = begins_[i + 1];
   const uint64_t first_index = chunk.box.offsets.empty() ? 0 : chunk.box.offsets.front();
   const uint64_t end_index = chunk.box.sizes.empty() ? 1 : first_index + chunk.box.sizes.front();
@@ -247,17 +255,18 @@ Result<void> ReadPlan::Visit(size_t i, const ChunkInfo& chunk, ChunkReader& read
     // A small tensor is one chunk, and there may be very many of them.
     if (target.dtype == owner.dtype && chunk.box == want.request->box &&
         IsContiguous(target.shape, target.strides)) {
-      CAIRN_TRY(reader.AddWhole(owner.fqn, chunk, target.data));
+      CAIRN_TRY(reader.AddWhole(NameOf(want), chunk, target.data));
     } else {
-      CAIRN_TRY(
-          reader.Add(owner.fqn, chunk, BoxRegion(*want.request, chunk, ElementOf(owner, target))));
+      CAIRN_TRY(reader.Add(NameOf(want), chunk,
+                           BoxRegion(*want.request, chunk, ElementOf(owner.dtype, target))));
     }
   }
   return {};
 }
 
 Result<void> ReadPlan::VisitAliases(size_t i, const ChunkInfo& chunk, ChunkReader& reader) {
-  const TensorInfo& owner = *owners_[i];
+  const TensorEntry& owner = owners_[i];
+  if (next_offset_bytes_.empty()) return {};
   const auto wants = std::span(wants_).subspan(begins_[i], begins_[i + 1] - begins_[i]);
   if (wants.empty() || !wants.front().alias_region) return {};
   // Aliases refer to positions in the row-major payload, so chunks must be consecutive ranges of
@@ -267,13 +276,13 @@ Result<void> ReadPlan::VisitAliases(size_t i, const ChunkInfo& chunk, ChunkReade
     return Fail(Error{.code = ErrorCode::kUnimplemented,
                       .message = "aliases of a tensor that is stored as boxes from different "
                                  "ranks cannot be read yet",
-                      .key = owner.fqn});
+                      .key = std::string(owner.fqn)});
   }
   next_offset_bytes_[i] += chunk.length_bytes();
   for (const Want& want : wants) {
     if (!want.alias_region) break;
-    CAIRN_TRY(
-        reader.Add(owner.fqn, chunk, want.alias_region->ShiftedBy(static_cast<int64_t>(*offset))));
+    CAIRN_TRY(reader.Add(NameOf(want), chunk,
+                         want.alias_region->ShiftedBy(static_cast<int64_t>(*offset))));
   }
   return {};
 }

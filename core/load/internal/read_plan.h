@@ -14,8 +14,11 @@
 /// one read.
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <span>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/load/internal/chunk_reader.h"
@@ -58,22 +61,27 @@ class ReadPlan {
     uint64_t end() const;
   };
 
-  /// Returns the tensor of each request. Takes them from `known` if this contains all of them.
-  Result<std::vector<const TensorInfo*>> FindTensors(const StepView& view,
-                                                     std::span<const LoadRequest> requests,
-                                                     std::span<const TensorInfo> known);
-  /// Sets owners_.
-  Result<void> FindOwners(const StepView& view, std::span<const TensorInfo* const> tensors);
-  /// Adds what a request needs of `tensor`, whose bytes owner `owner` holds.
-  Result<void> AddWant(const LoadRequest& request, const TensorInfo& tensor, size_t owner);
+  /// Adds the requested tensors to owners_ in key order, and to aliases_ those that are aliases.
+  /// Takes them from `known` if this contains all of them.
+  Result<void> FindTensors(const StepView& view, std::span<const LoadRequest> requests,
+                           std::span<const TensorInfo> known);
+  /// Puts the owners of the aliases in their place in owners_.
+  Result<void> FindOwners(const StepView& view);
+  /// Returns the index in owners_, in which a tensor with this name is; fast if it is `hint`.
+  size_t IndexOf(std::string_view fqn, size_t hint) const;
+  /// Adds what a request needs.
+  Result<void> AddWant(const LoadRequest& request, size_t owner);
   /// Adds what the requests need of a chunk of owner `i`. Requires chunks in key order.
   Result<void> Visit(size_t i, const ChunkInfo& chunk, ChunkReader& reader);
+  /// Returns the name of the owner, in memory that outlives the plan or is part of it.
+  const std::string& NameOf(const Want& want) const;
   Result<void> VisitAliases(size_t i, const ChunkInfo& chunk, ChunkReader& reader);
 
-  std::vector<TensorInfo> found_;          // of the requests, if the caller did not know them
-  std::vector<TensorInfo> found_owners_;   // if there are aliases
-  std::vector<const TensorInfo*> owners_;  // key order; in one of these, or the caller's
-  std::vector<Want> wants_;                // by owner: aliases, then boxes by `begin`
+  std::vector<TensorInfo> aliases_;       // that are requested, in key order
+  std::vector<TensorInfo> alias_owners_;  // in key order
+  std::deque<Shape> shapes_;              // of owners_, where those of requests differ
+  std::vector<TensorEntry> owners_;       // key order; borrows all of these
+  std::vector<Want> wants_;               // by owner: aliases, then boxes by `begin`
   // In wants_, by owner; one more than owners_. Advances past those that end before a chunk.
   std::vector<size_t> begins_;
   // By owner: payload that the chunks seen so far hold. Empty if there are no aliases.

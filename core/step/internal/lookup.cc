@@ -93,13 +93,6 @@ Error MissingTensor(const StepView& view, std::string_view fqn) {
                .step = view.step.step};
 }
 
-void SortUnique(std::vector<std::string_view>& names) {
-  // They often are in order, and this is much cheaper than sorting them again.
-  if (std::ranges::adjacent_find(names, std::ranges::greater_equal()) == names.end()) return;
-  std::ranges::sort(names);
-  names.erase(std::ranges::unique(names).begin(), names.end());
-}
-
 std::unexpected<Error> AtStep(const StepView& view, Error error) {
   if (!error.step) error.step = view.step.step;
   return Fail(std::move(error));
@@ -141,29 +134,40 @@ Result<std::vector<TensorInfo>> FindTensors(const StepView& view,
                                             std::span<const std::string_view> fqns) {
   std::vector<TensorInfo> found;
   found.reserve(fqns.size());
+  CAIRN_TRY(ForEachTensor(view, fqns, [&](size_t, TensorInfo&& tensor) -> Result<void> {
+    found.push_back(std::move(tensor));
+    return {};
+  }));
+  return found;
+}
+
+Result<void> ForEachTensor(const StepView& view, std::span<const std::string_view> fqns,
+                           const std::function<Result<void>(size_t, TensorInfo&&)>& visit) {
   if (fqns.size() * kSeekCost < view.step.tensor_count) {
-    for (const std::string_view fqn : fqns) {
-      CAIRN_TRY_ASSIGN(TensorInfo info, FindTensor(view, std::string(fqn)));
-      found.push_back(std::move(info));
+    for (size_t i = 0; i < fqns.size(); ++i) {
+      CAIRN_TRY_ASSIGN(TensorInfo info, FindTensor(view, std::string(fqns[i])));
+      CAIRN_TRY(visit(i, std::move(info)));
     }
-    return found;
+    return {};
   }
+  size_t next = 0;
+  TensorInfo info;  // reused, if `visit` leaves its memory
   CAIRN_TRY(view.snapshot->Scan(
       kv::Column::kTensors, view.step, "",
       [&](std::string_view key, std::span<const std::byte> record) -> Result<bool> {
-        if (found.size() == fqns.size()) return false;
+        if (next == fqns.size()) return false;
         const std::string_view fqn = key.substr(0, key.find('\0'));
         if (key.size() != fqn.size() + 1) CAIRN_TRY(kv::ParseKey(key));  // returns the error
-        const std::string_view wanted = fqns[found.size()];
-        const int order = fqn.compare(wanted);
+        const int order = fqn.compare(fqns[next]);
         if (order < 0) return true;
-        if (order > 0) return Fail(MissingTensor(view, wanted));
-        Result<void> read = DecodeTensor(fqn, record, found.emplace_back());
+        if (order > 0) return Fail(MissingTensor(view, fqns[next]));
+        Result<void> read = DecodeTensor(fqn, record, info);
         if (!read) return AtStep(view, std::move(read).error());
+        CAIRN_TRY(visit(next++, std::move(info)));
         return true;
       }));
-  if (found.size() < fqns.size()) return Fail(MissingTensor(view, fqns[found.size()]));
-  return found;
+  if (next < fqns.size()) return Fail(MissingTensor(view, fqns[next]));
+  return {};
 }
 
 Result<void> CheckAlias(const TensorInfo& alias, const TensorInfo& owner) {
@@ -192,6 +196,13 @@ bool IsWholeOwner(const TensorInfo& alias, const TensorInfo& owner) {
     stride *= alias.shape[i];
   }
   return true;
+}
+
+void SortUnique(std::vector<std::string_view>& names) {
+  // They often are in order, and this is much cheaper than sorting them again.
+  if (std::ranges::adjacent_find(names, std::ranges::greater_equal()) == names.end()) return;
+  std::ranges::sort(names);
+  names.erase(std::ranges::unique(names).begin(), names.end());
 }
 
 Result<std::vector<TensorInfo>> FindNamed(const StepView& view,
@@ -296,7 +307,7 @@ Result<void> ForEachChunk(const StepView& view, const TensorInfo& tensor,
                         [&](size_t, ChunkInfo&& chunk) { return visit(std::move(chunk)); });
 }
 
-Result<void> ForEachChunkOf(const StepView& view, std::span<const TensorInfo* const> tensors,
+Result<void> ForEachChunkOf(const StepView& view, std::span<const TensorEntry> tensors,
                             const std::function<Result<void>(size_t, ChunkInfo&&)>& visit) {
   size_t at = 0;            // the tensor whose chunks are next
   uint64_t seen = 0;        // number of its chunks so far
@@ -306,11 +317,11 @@ Result<void> ForEachChunkOf(const StepView& view, std::span<const TensorInfo* co
   bool is_stopped = false;  // the scan, before the end of the column
   ChunkInfo chunk;          // reused, if `visit` leaves its memory
   const auto finish = [&]() -> Result<void> {
-    const TensorInfo& tensor = *tensors[at];
+    const TensorEntry& tensor = tensors[at];
     const auto damaged = [&](std::string message) {
       return Fail(Error{.code = ErrorCode::kDataLoss,
                         .message = std::move(message),
-                        .key = tensor.fqn,
+                        .key = std::string(tensor.fqn),
                         .step = view.step.step});
     };
     if (seen != tensor.chunk_count) {
@@ -318,7 +329,7 @@ Result<void> ForEachChunkOf(const StepView& view, std::span<const TensorInfo* co
           fmt::format("the step has {} of the tensor's {} chunks", seen, tensor.chunk_count));
     }
     // Chunks that overlap could hide that others are missing.
-    if (!tensor.alias_of && !is_whole && !boxes.IsTiling(tensor.shape)) {
+    if (tensor.alias == nullptr && !is_whole && !boxes.IsTiling(tensor.shape)) {
       return damaged("the step's chunks do not cover the tensor exactly once");
     }
     ++at;
@@ -331,17 +342,17 @@ Result<void> ForEachChunkOf(const StepView& view, std::span<const TensorInfo* co
                              std::span<const std::byte> record) -> Result<bool> {
     const std::string_view fqn = key.substr(0, key.find('\0'));
     int order = 1;
-    while (at < tensors.size() && (order = fqn.compare(tensors[at]->fqn)) > 0) CAIRN_TRY(finish());
+    while (at < tensors.size() && (order = fqn.compare(tensors[at].fqn)) > 0) CAIRN_TRY(finish());
     is_stopped = at == tensors.size() || (order != 0 && ++skipped > kSeekCost);
     if (is_stopped) return false;
     if (order != 0) return true;
     skipped = 0;
     Result<void> read = DecodeChunk(key, record, chunk);
-    const TensorInfo& tensor = *tensors[at];
+    const TensorEntry& tensor = tensors[at];
     if (read) read = CheckChunk(tensor, chunk);
     if (!read) return AtStep(view, std::move(read).error());
     ++seen;
-    is_whole = tensor.chunk_count == 1 && chunk.box.sizes == tensor.shape;
+    is_whole = tensor.chunk_count == 1 && std::ranges::equal(chunk.box.sizes, tensor.shape);
     if (!is_whole) boxes.Add(chunk.box.offsets, chunk.box.sizes);
     CAIRN_TRY(visit(at, std::move(chunk)));
     return true;
@@ -350,7 +361,7 @@ Result<void> ForEachChunkOf(const StepView& view, std::span<const TensorInfo* co
   // most of the column, it begins with it, so that it reads far ahead.
   const bool are_many = tensors.size() * kSeekCost >= view.step.chunk_count;
   for (bool is_first = true; at < tensors.size(); is_first = false) {
-    const std::string first_key = is_first && are_many ? "" : kv::FqnKey(tensors[at]->fqn);
+    const std::string first_key = is_first && are_many ? "" : kv::FqnKey(tensors[at].fqn);
     skipped = 0;
     is_stopped = false;
     CAIRN_TRY(view.snapshot->ScanFrom(kv::Column::kChunks, view.step, first_key, on_record));
@@ -361,10 +372,10 @@ Result<void> ForEachChunkOf(const StepView& view, std::span<const TensorInfo* co
 
 Result<void> ForEachChunkOf(const StepView& view, std::span<const TensorInfo> tensors,
                             const std::function<Result<void>(size_t, ChunkInfo&&)>& visit) {
-  std::vector<const TensorInfo*> pointers;
-  pointers.reserve(tensors.size());
-  for (const TensorInfo& tensor : tensors) pointers.push_back(&tensor);
-  return ForEachChunkOf(view, pointers, visit);
+  std::vector<TensorEntry> entries;
+  entries.reserve(tensors.size());
+  for (const TensorInfo& tensor : tensors) entries.push_back(EntryOf(tensor));
+  return ForEachChunkOf(view, entries, visit);
 }
 
 std::string SegmentPath(const StepView& view, uint64_t segment_id) {

@@ -72,6 +72,10 @@ Result<TensorInfo> FindTensor(const StepView& view, const std::string& fqn);
 /// Errors: see FindTensor.
 Result<std::vector<TensorInfo>> FindTensors(const StepView& view,
                                             std::span<const std::string_view> fqns);
+/// Calls `visit(i, tensor)` with these records instead. `visit` may take the tensor; memory that it
+/// leaves is used for the next one.
+Result<void> ForEachTensor(const StepView& view, std::span<const std::string_view> fqns,
+                           const std::function<Result<void>(size_t, TensorInfo&&)>& visit);
 
 /// Returns the StructureRecord of the step, which the caller verifies; aligned for FlatBuffers.
 /// kDataLoss: there is none.
@@ -94,6 +98,9 @@ Result<void> CheckAlias(const TensorInfo& alias, const TensorInfo& owner);
 
 /// Returns whether the alias has all elements of its owner, in the same order.
 bool IsWholeOwner(const TensorInfo& alias, const TensorInfo& owner);
+
+/// Sorts names and removes duplicates.
+void SortUnique(std::vector<std::string_view>& names);
 
 /// Returns the records of `fqns`, which may repeat and may be in any order, in key order without
 /// duplicates. Errors: see FindTensors.
@@ -127,7 +134,7 @@ Result<void> ForEachChunk(const StepView& view, const TensorInfo& tensor,
 /// Calls `visit(i, chunk)` with each chunk of each of `tensors`, in key order; `i` is the index of
 /// the chunk's tensor. `visit` may take the chunk; memory that it leaves is used for the next one.
 /// Requires that `tensors` ascend by FQN without duplicates. Errors: see ForEachChunk.
-Result<void> ForEachChunkOf(const StepView& view, std::span<const TensorInfo* const> tensors,
+Result<void> ForEachChunkOf(const StepView& view, std::span<const TensorEntry> tensors,
                             const std::function<Result<void>(size_t, ChunkInfo&&)>& visit);
 Result<void> ForEachChunkOf(const StepView& view, std::span<const TensorInfo> tensors,
                             const std::function<Result<void>(size_t, ChunkInfo&&)>& visit);

@@ -61,13 +61,7 @@ std::span<const std::byte> TensorEncoder::Encode(const TensorEntry& tensor) {
 std::span<const std::byte> TensorEncoder::Encode(const TensorInfo& info) {
   TensorAlias alias{.offset_bytes = info.alias_offset_bytes, .strides = info.alias_strides};
   if (info.alias_of) alias.owner = *info.alias_of;
-  return Encode({.fqn = info.fqn,
-                 .shape = info.shape,
-                 .nbytes = info.nbytes,
-                 .chunk_count = info.chunk_count,
-                 .alias = info.alias_of ? &alias : nullptr,
-                 .dtype = info.dtype,
-                 .hidden = info.hidden});
+  return Encode(EntryOf(info, info.alias_of ? &alias : nullptr));
 }
 
 void TensorEncoder::Build(const TensorEntry& tensor) {
@@ -164,9 +158,10 @@ Result<void> DecodeChunk(std::string_view key, std::span<const std::byte> bytes,
   return {};
 }
 
-Result<void> CheckChunk(const TensorInfo& tensor, const ChunkInfo& chunk) {
-  const auto length = chunk.box.sizes == tensor.shape ? Result<uint64_t>(tensor.nbytes)
-                                                      : TensorBytes(tensor.dtype, chunk.box.sizes);
+Result<void> CheckChunk(const TensorEntry& tensor, const ChunkInfo& chunk) {
+  const auto length = std::ranges::equal(chunk.box.sizes, tensor.shape)
+                          ? Result<uint64_t>(tensor.nbytes)
+                          : TensorBytes(tensor.dtype, chunk.box.sizes);
   if (!BoxFits(chunk.box, tensor.shape) || !length || *length != chunk.length_bytes()) {
     return Damaged(tensor.fqn,
                    fmt::format("chunk {} of sizes {} and {} bytes does not fit into {} of shape {}",

@@ -37,6 +37,22 @@ struct TensorEntry {
   std::string_view key() const { return {fqn.data(), fqn.size() + 1}; }
 };
 
+/// `alias` is null unless the tensor is an alias. Borrows both.
+inline TensorEntry EntryOf(const TensorInfo& info, const TensorAlias* alias) {
+  return {.fqn = info.fqn,
+          .shape = info.shape,
+          .nbytes = info.nbytes,
+          .chunk_count = info.chunk_count,
+          .alias = alias,
+          .dtype = info.dtype,
+          .hidden = info.hidden};
+}
+/// Does not state where an alias is.
+inline TensorEntry EntryOf(const TensorInfo& info) {
+  static constexpr TensorAlias kSomewhere{};
+  return EntryOf(info, info.alias_of ? &kSomewhere : nullptr);
+}
+
 /// Encodes TensorRecords. Cost: no allocation, and a copy of a few fields if the record before had
 /// the same fields, which nearly all records of a step have. Threads: one.
 class TensorEncoder {
@@ -78,7 +94,7 @@ Result<void> DecodeChunk(std::string_view key, std::span<const std::byte> record
 
 /// Checks a chunk against its tensor. kDataLoss: its box is not inside the tensor, or its length
 /// does not match its box.
-Result<void> CheckChunk(const TensorInfo& tensor, const ChunkInfo& chunk);
+Result<void> CheckChunk(const TensorEntry& tensor, const ChunkInfo& chunk);
 
 /// Returns the offset of `box` in the row-major payload of a tensor of `shape`, if the bytes of the
 /// box are contiguous in it. Requires that the box has as many dimensions as the shape.

@@ -162,10 +162,13 @@ TEST(ChunkRecordTest, MustFitItsTensor) {
   const auto chunk = [](Box box, uint64_t length) {
     return ChunkInfo{.box = std::move(box), .extents = kv::Extent{.length_bytes = length}};
   };
-  CAIRN_EXPECT_OK(CheckChunk(tensor, chunk({{2, 0}, {2, 6}}, 48)));
-  EXPECT_THAT(CheckChunk(tensor, chunk({{3, 0}, {2, 6}}, 48)), IsError(ErrorCode::kDataLoss, "w"));
-  EXPECT_THAT(CheckChunk(tensor, chunk({{2, 0}, {2, 6}}, 47)), IsError(ErrorCode::kDataLoss, "w"));
-  EXPECT_THAT(CheckChunk(tensor, chunk({{2}, {2}}, 48)), IsError(ErrorCode::kDataLoss, "w"));
+  CAIRN_EXPECT_OK(CheckChunk(EntryOf(tensor), chunk({{2, 0}, {2, 6}}, 48)));
+  EXPECT_THAT(CheckChunk(EntryOf(tensor), chunk({{3, 0}, {2, 6}}, 48)),
+              IsError(ErrorCode::kDataLoss, "w"));
+  EXPECT_THAT(CheckChunk(EntryOf(tensor), chunk({{2, 0}, {2, 6}}, 47)),
+              IsError(ErrorCode::kDataLoss, "w"));
+  EXPECT_THAT(CheckChunk(EntryOf(tensor), chunk({{2}, {2}}, 48)),
+              IsError(ErrorCode::kDataLoss, "w"));
 }
 
 TEST(RunOffsetTest, KnowsRunsFromOtherBoxes) {
