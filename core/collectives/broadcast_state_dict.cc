@@ -1,14 +1,11 @@
 // Broadcasts a full state to shards:
 //   1. Every rank checks its arguments. The ranks agree on the status, and exchange the layout
-//      messages of the targets (GlobalStateLayout).
-//   2. Rank 0 broadcasts a description of its leaves, including values.
-//   3. Every rank plans and allocates its result. The ranks agree on the status.
-//   4. Tensors are sent in batches, in the order of rank 0. A rank receives a batch as one stream,
-//      its boxes one after the other; a round moves the same share of each stream. Tensors that all
-//      ranks hold completely are in separate batches, which Broadcast sends.
-// From step 2 on all ranks compute the same batches, streams and rounds.
-
-#include <fmt/format.h>
+//      messages of the targets (GlobalStateLayout) with a digest of how they describe the full
+//      state.
+//   2. Tensors are sent in batches, in the order of the full state. A rank receives a batch as one
+//      stream, its boxes one after the other; a round moves the same share of each stream. Tensors
+//      that all ranks hold completely are in separate batches, which Broadcast sends.
+// After step 1 all ranks compute the same batches, streams and rounds.
 
 #include <algorithm>
 #include <array>
@@ -17,38 +14,16 @@
 
 #include "core/collectives/internal/collective_call.h"
 #include "core/collectives/internal/global_state_layout.h"
-#include "core/collectives/internal/shard_plan.h"
+#include "core/collectives/internal/tensor_pairs.h"
 #include "core/collectives/state_dict_collectives.h"
 #include "core/device/internal/device_queues.h"
-#include "core/ranks/gather_v.h"
+#include "core/ranks/internal/message_codec.h"
 #include "core/ranks/internal/round_mover.h"
-#include "core/ranks/status_agreement.h"
 #include "core/state_dict/internal/leaves.h"
 #include "core/tensor/internal/tensor_stream.h"
+#include "kv/base/digest.h"
 
 namespace cairn::core {
-
-Result<HostState> DistributeStateDict(const StateDict& full, const StateTarget& target,
-                                      uint32_t rank, const BroadcastOptions& options) {
-  CAIRN_TRY_ASSIGN(const auto described, internal::DescribeFull(full));
-  CAIRN_TRY_ASSIGN(const auto leaves, target.state().Leaves());
-  CAIRN_TRY_ASSIGN(internal::ShardPlan plan,
-                   internal::PlanShards(described, target.state(), leaves, rank, options));
-  std::set<int> devices;
-  internal::AddDevices(full, devices);
-  internal::AddDevices(plan.result.state(), devices);
-  CAIRN_TRY_ASSIGN(const auto queues, internal::DeviceQueues::Open(devices, options.streams));
-  for (const auto& fill : plan.fills) {
-    const TensorView& whole = full.tensors[full.slot[fill.full_leaf]];
-    for (const auto& shard : internal::ShardViewsToFill(plan, fill, rank)) {
-      CAIRN_TRY(queues.Copy(Narrow(whole, shard.box), shard.target));
-    }
-  }
-  CAIRN_TRY(queues.Await());
-  if (options.report != nullptr) *options.report = {};
-  return std::move(plan.result);
-}
-
 namespace {
 
 using internal::GlobalStateLayout;
@@ -56,33 +31,86 @@ using internal::TensorStream;
 
 constexpr uint32_t kRoot = 0;
 
+// What one rank copies from the full state to its target.
+struct Fill {
+  std::vector<Leaf> full_leaves;
+  std::vector<Leaf> target_leaves;
+  std::vector<internal::TensorPair> pairs;
+};
+
+// Checks the states. `is_read`: this rank has the memory of the full state.
+Result<Fill> PlanFill(const StateDict& full, bool is_read, const StateDict& target, uint32_t rank) {
+  Fill fill;
+  CAIRN_TRY_ASSIGN(fill.full_leaves, full.Leaves());
+  if (is_read) CAIRN_TRY(internal::CheckMemory(full, fill.full_leaves));
+  CAIRN_TRY_ASSIGN(fill.target_leaves, target.Leaves());
+  CAIRN_TRY(internal::CheckShardings(target, fill.target_leaves, rank));
+  CAIRN_TRY(internal::CheckMemory(target, fill.target_leaves));
+  CAIRN_TRY_ASSIGN(fill.pairs,
+                   internal::PairTensors(full, fill.full_leaves, target, fill.target_leaves));
+  return fill;
+}
+
+// A box of the global tensor, and the memory that receives it.
+struct TargetBox {
+  Box box;
+  TensorTarget memory;
+};
+
+// Returns the boxes of a tensor that `rank` fills, in the order of ShardViewsOf.
+std::vector<TargetBox> BoxesToFill(const StateTarget& target, uint32_t tensor, uint32_t rank) {
+  const TensorView& view = target.state().tensors[tensor];
+  const Sharding* const sharding = internal::FindSharding(target.state(), tensor);
+  std::vector<TargetBox> boxes;
+  if (sharding == nullptr) {
+    boxes.push_back({WholeBox(view.shape), target.Writable(view)});
+    return boxes;
+  }
+  auto held = internal::ShardViewsHere(*sharding, view, rank);
+  CAIRN_CHECK(held.has_value());  // PlanFill has checked the target
+  for (ShardView& shard : *held) {
+    boxes.push_back({std::move(shard.box), target.Writable(shard.view)});
+  }
+  return boxes;
+}
+
+// Returns a digest of the names, dtypes and shapes. Ranks that disagree about them would wait for
+// different messages.
+uint64_t DescriptionDigest(const StateDict& full, const std::vector<Leaf>& leaves) {
+  internal::MessageWriter writer;
+  for (uint32_t i = 0; i < leaves.size(); ++i) {
+    if (!IsTensor(full.tree.nodes[leaves[i].node].kind)) continue;
+    writer.Text(leaves[i].fqn);
+    writer.Number(static_cast<uint64_t>(full.tensors[full.slot[i]].dtype));
+    writer.Numbers(full.tensors[full.slot[i]].shape);
+  }
+  return kv::Checksum64(std::move(writer).Take());
+}
+
 class Broadcaster {
  public:
   Broadcaster(const StateDict& full, const StateTarget& target, Communicator& communicator,
-              const BroadcastOptions& options)
-      : full_(full), target_(target.state()), call_(communicator, options), options_(options) {}
+              const CollectiveOptions& options)
+      : full_(full), target_(target), call_(communicator, options) {}
 
-  Result<HostState> Run() {
+  Result<void> Run() {
     const Result<void> checked = CheckLocally();
-    const std::array<uint64_t, 3> agreed = {options_.buffer_bytes, options_.strict ? 1u : 0u,
-                                            options_.cpu_offload ? 1u : 0u};
-    CAIRN_TRY_ASSIGN(layout_, GlobalStateLayout::Exchange(call_.communicator, target_,
-                                                          target_leaves_, checked, agreed));
-    CAIRN_TRY(ShareDescription());
-    const Result<void> planned = Plan();
-    CAIRN_TRY(AgreeOnStatus(call_.communicator, planned));
+    const std::array<uint64_t, 2> agreed = {call_.options.buffer_bytes,
+                                            DescriptionDigest(full_, fill_.full_leaves)};
+    CAIRN_TRY_ASSIGN(layout_, GlobalStateLayout::Exchange(call_.communicator, target_.state(),
+                                                          fill_.target_leaves, checked, agreed));
     FindTransfers();
     for (size_t i = 0; i < transfers_.size();) CAIRN_TRY(MoveBatch(i));
-    call_.Report(report_, mover_);
-    return std::move(plan_.result);
+    return {};
   }
 
  private:
   struct Transfer {
-    size_t full_leaf = 0;
     const GlobalStateLayout::Entry* entry = nullptr;
-    uint64_t length_bytes =
-        0;  // all ranks except the root receive this; or the tensor, if whole_on_all
+    const TensorView* full = nullptr;     // has memory on the root only
+    std::optional<uint32_t> target = {};  // tensor of this rank's target, if it has the key
+    // All ranks except the root receive this; or the length of the tensor, if whole_on_all.
+    uint64_t length_bytes = 0;
     bool whole_on_all = false;
   };
 
@@ -90,32 +118,11 @@ class Broadcaster {
 
   Result<void> CheckLocally() {
     CAIRN_TRY(call_.CheckBuffer());
-    CAIRN_TRY_ASSIGN(target_leaves_, target_.Leaves());
-    CAIRN_TRY(internal::CheckShardings(target_, target_leaves_, call_.rank));
-    if (is_root()) {
-      CAIRN_TRY_ASSIGN(described_, internal::DescribeFull(full_));
-    }
+    CAIRN_TRY_ASSIGN(fill_, PlanFill(full_, is_root(), target_.state(), call_.rank));
     std::set<int> devices;
-    internal::AddDevices(target_, devices);
+    internal::AddDevices(target_.state(), devices);
     if (is_root()) internal::AddDevices(full_, devices);
     CAIRN_TRY_ASSIGN(mover_, call_.MakeMover(devices));
-    return {};
-  }
-
-  Result<void> ShareDescription() {
-    CAIRN_TRY_ASSIGN(
-        const ByteVector bytes,
-        BroadcastV(call_.communicator, is_root() ? internal::EncodeFull(described_) : ByteVector(),
-                   kRoot));
-    if (!is_root()) {
-      CAIRN_TRY_ASSIGN(described_, internal::DecodeFull(bytes));
-    }
-    return {};
-  }
-
-  Result<void> Plan() {
-    CAIRN_TRY_ASSIGN(
-        plan_, internal::PlanShards(described_, target_, target_leaves_, call_.rank, options_));
     return {};
   }
 
@@ -124,24 +131,29 @@ class Broadcaster {
     if (transfer.entry->kind != GlobalStateLayout::Entry::Kind::kWhole) {
       return layout_->BoxesOf(*transfer.entry, rank);
     }
-    return {WholeBox(described_[transfer.full_leaf].shape)};
+    return {WholeBox(transfer.full->shape)};
   }
 
   void FindTransfers() {
-    for (size_t i = 0; i < described_.size(); ++i) {
-      const internal::FullLeaf& leaf = described_[i];
+    std::vector<std::optional<uint32_t>> target_of(fill_.full_leaves.size());
+    for (const auto& pair : fill_.pairs) target_of[pair.whole] = target_.state().slot[pair.shards];
+    for (uint32_t i = 0; i < fill_.full_leaves.size(); ++i) {
+      const Leaf& leaf = fill_.full_leaves[i];
       const int64_t entry = layout_->Find(leaf.fqn);
-      if (!IsTensor(leaf.kind) || entry < 0) continue;
-      Transfer transfer{.full_leaf = i, .entry = &layout_->entries()[static_cast<size_t>(entry)]};
+      if (!IsTensor(full_.tree.nodes[leaf.node].kind) || entry < 0) continue;
+      const TensorView& full = full_.tensors[full_.slot[i]];
       // Each rank that has the key has compared the dtype and shape with its target.
-      const uint64_t tensor_bytes = *TensorBytes(leaf.dtype, leaf.shape);
+      const uint64_t tensor_bytes = *TensorBytes(full.dtype, full.shape);
       if (tensor_bytes == 0) continue;
+      Transfer transfer{.entry = &layout_->entries()[static_cast<size_t>(entry)],
+                        .full = &full,
+                        .target = target_of[i]};
       transfer.whole_on_all = true;
       for (uint32_t rank = 0; rank < call_.world_size; ++rank) {
         const auto boxes = BoxesOf(transfer, rank);
-        transfer.whole_on_all &= boxes.size() == 1 && boxes[0].sizes == leaf.shape;
+        transfer.whole_on_all &= boxes.size() == 1 && boxes[0].sizes == full.shape;
         for (const Box& box : boxes) {
-          if (rank != kRoot) transfer.length_bytes += *TensorBytes(leaf.dtype, box.sizes);
+          if (rank != kRoot) transfer.length_bytes += *TensorBytes(full.dtype, box.sizes);
         }
       }
       if (transfer.whole_on_all) transfer.length_bytes = tensor_bytes;
@@ -149,35 +161,28 @@ class Broadcaster {
     }
   }
 
-  // Returns the boxes of this rank's result; none if it lacks the key.
-  std::vector<internal::ShardTargetBox> MyBoxes(const Transfer& transfer) {
-    const auto fill = std::ranges::lower_bound(plan_.fills, transfer.full_leaf, {},
-                                               &internal::ShardPlan::Fill::full_leaf);
-    if (fill == plan_.fills.end() || fill->full_leaf != transfer.full_leaf) return {};
-    return internal::ShardViewsToFill(plan_, *fill, call_.rank);
-  }
-
-  // Adds what each rank receives of a tensor to the streams, which are by rank; that of the root is
-  // for a Broadcast.
+  // Adds what each rank receives of a tensor to the streams, which are by rank; the root's stream
+  // is for a Broadcast.
   Result<void> AddToStreams(const Transfer& transfer, std::vector<internal::PeerStream>& streams) {
-    const internal::FullLeaf& leaf = described_[transfer.full_leaf];
-    if (!is_root()) {
-      TensorStream<TensorTarget>& mine = streams[transfer.whole_on_all ? kRoot : call_.rank].target;
-      for (internal::ShardTargetBox& shard : MyBoxes(transfer)) mine.Add(std::move(shard.target));
-    }
-    const TensorView* const whole =
-        is_root() ? &full_.tensors[full_.slot[transfer.full_leaf]] : nullptr;
-    if (is_root()) {
-      for (const internal::ShardTargetBox& shard : MyBoxes(transfer)) {
-        CAIRN_TRY(mover_.queues().Copy(Narrow(*whole, shard.box), shard.target));
+    std::vector<TargetBox> mine;
+    if (transfer.target) mine = BoxesToFill(target_, *transfer.target, call_.rank);
+    TensorStream<TensorTarget>& received =
+        streams[transfer.whole_on_all ? kRoot : call_.rank].target;
+    for (TargetBox& shard : mine) {
+      if (is_root()) {
+        CAIRN_TRY(mover_.queues().Copy(Narrow(*transfer.full, shard.box), shard.memory));
+      } else {
+        received.Add(std::move(shard.memory));
       }
-      if (transfer.whole_on_all) streams[kRoot].source.Add(*whole);
     }
-    if (transfer.whole_on_all) return {};
+    if (transfer.whole_on_all) {
+      if (is_root()) streams[kRoot].source.Add(*transfer.full);
+      return {};
+    }
     for (uint32_t rank = 1; rank < call_.world_size; ++rank) {
       for (const Box& box : BoxesOf(transfer, rank)) {
-        streams[rank].length_bytes += *TensorBytes(leaf.dtype, box.sizes);
-        if (is_root()) streams[rank].source.Add(Narrow(*whole, box));
+        streams[rank].length_bytes += *TensorBytes(transfer.full->dtype, box.sizes);
+        if (is_root()) streams[rank].source.Add(Narrow(*transfer.full, box));
       }
     }
     return {};
@@ -187,7 +192,7 @@ class Broadcaster {
   // large for a round is a batch of several rounds.
   Result<void> MoveBatch(size_t& next) {
     // The range of a rank may be one byte longer than its share.
-    const uint64_t round_bytes = options_.buffer_bytes - call_.world_size;
+    const uint64_t round_bytes = call_.options.buffer_bytes - call_.world_size;
     const bool by_broadcast = transfers_[next].whole_on_all;
     std::vector<internal::PeerStream> streams(call_.world_size);
     for (uint32_t rank = 1; rank < call_.world_size; ++rank) {
@@ -201,7 +206,7 @@ class Broadcaster {
              total_bytes + transfers_[next].length_bytes <= round_bytes);
     // No other rank receives anything, so that there is no round that waits for the root's copies.
     if (call_.world_size == 1 || total_bytes == 0) return mover_.queues().Await();
-    if (!by_broadcast) return call_.Move(streams, total_bytes, round_bytes, mover_, report_);
+    if (!by_broadcast) return call_.Move(streams, total_bytes, round_bytes, mover_);
     const uint64_t rounds = DivCeil(total_bytes, round_bytes);
     for (uint64_t round = 0; round < rounds; ++round) {
       const auto range = internal::RangeOfRound(total_bytes, round, rounds);
@@ -212,7 +217,6 @@ class Broadcaster {
 
   Result<void> BroadcastRound(const internal::PeerStream& stream, uint64_t begin, uint64_t count) {
     mover_.Begin();
-    ++report_.round_count;
     ByteTarget bytes;
     if (is_root()) {
       // The communicator may write to the range of the root, so this is never the full state.
@@ -222,28 +226,38 @@ class Broadcaster {
     }
     CAIRN_TRY(mover_.Packed());
     CAIRN_TRY(call_.carrier.Broadcast(bytes, kRoot));
-    (is_root() ? report_.sent_bytes : report_.received_bytes) += count;
     return mover_.Unpack();
   }
 
-  const StateDict& full_;  // used on rank 0 only
-  StateDict& target_;
+  const StateDict& full_;
+  const StateTarget target_;
   const internal::CollectiveCall call_;
-  const BroadcastOptions& options_;
-  std::vector<Leaf> target_leaves_;
-  std::vector<internal::FullLeaf> described_;  // leaves of rank 0
-  std::optional<GlobalStateLayout> layout_;    // layout of the targets
-  internal::ShardPlan plan_;
-  std::vector<Transfer> transfers_;  // in the order of rank 0, the same on all ranks
-  // Destroyed before the plan, because after an error it may still write to the result.
+  Fill fill_;
+  std::optional<GlobalStateLayout> layout_;  // layout of the targets
+  std::vector<Transfer> transfers_;          // in the order of `full`, the same on all ranks
   internal::RoundMover mover_;
-  TransferReport report_;
 };
 
 }  // namespace
 
-Result<HostState> BroadcastStateDict(const StateDict& full, const StateTarget& target,
-                                     Communicator& communicator, const BroadcastOptions& options) {
+Result<void> DistributeStateDict(const StateDict& full, const StateTarget& target, uint32_t rank,
+                                 std::span<const DeviceStream> streams) {
+  CAIRN_TRY_ASSIGN(const Fill fill, PlanFill(full, true, target.state(), rank));
+  std::set<int> devices;
+  internal::AddDevices(full, devices);
+  internal::AddDevices(target.state(), devices);
+  CAIRN_TRY_ASSIGN(const auto queues, internal::DeviceQueues::Open(devices, streams));
+  for (const auto& pair : fill.pairs) {
+    const TensorView& whole = full.tensors[full.slot[pair.whole]];
+    for (const TargetBox& shard : BoxesToFill(target, target.state().slot[pair.shards], rank)) {
+      CAIRN_TRY(queues.Copy(Narrow(whole, shard.box), shard.memory));
+    }
+  }
+  return queues.Await();
+}
+
+Result<void> BroadcastStateDict(const StateDict& full, const StateTarget& target,
+                                Communicator& communicator, const CollectiveOptions& options) {
   return Broadcaster(full, target, communicator, options).Run();
 }
 

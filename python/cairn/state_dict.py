@@ -112,6 +112,11 @@ def _new(code: int, shape: tuple[int, ...], device: torch.device) -> torch.Tenso
     return new_tensor(code, shape, device if devices.is_reached(device) else None)
 
 
+def _target(code: int, tensor: torch.Tensor, sharding: Any = None) -> _Leaf:
+    """The leaf of memory that C++ fills."""
+    return _Leaf(Source(TENSOR, code, *_memory(tensor), tensor, sharding))
+
+
 def _memory(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int, int]:
     """Shape, strides, address and device of memory that C++ can access."""
     return tuple(tensor.shape), tuple(tensor.stride()), tensor.data_ptr(), device_of(tensor)
@@ -240,23 +245,18 @@ class _Gathering:
                 self._homes[name] = id(value), device
 
         _rebuild(state_dict, tensor, type_check)
-        self._batch = _batch(leaves)
+        self._shards = _batch(leaves)
+        self._whole = _batch({name: _target(*made) for name, made in self._made.items()})
 
     def devices(self) -> set[int]:
         """The devices of this rank's shards and of the tensors that are gathered here."""
-        made = {device_of(tensor) for _, tensor in self._made.values()}
-        return {*self._batch.devices(), *(made - {HOST})}
+        return {*self._shards.devices(), *self._whole.devices()}
 
     def move(self, ranks: Ranks, ranks_only: tuple[int, ...], by_nccl: bool) -> None:
         """Gathers. Collective."""
-        targets = [
-            (name, code, *_memory(made))
-            for name, (code, made) in self._made.items()
-            if made.numel()
-        ]
         communicator = ranks.communicator or _cairn.Communicator.alone()
         streams = devices.current_streams(self.devices())
-        _cairn.gather_shards(communicator, self._batch, ranks_only, targets, by_nccl, streams)
+        _cairn.gather_shards(communicator, self._shards, self._whole, ranks_only, by_nccl, streams)
 
     def gathered(self) -> dict[int, torch.Tensor]:
         """The gathered tensors on their devices, by the id of the sharded tensor."""
@@ -325,11 +325,10 @@ def broadcast_state_dict(
         tensors = {
             str(i): key for i, (key, one) in enumerate(announced.items()) if one.dtype is not None
         }
-        is_root = ranks.rank == 0
         prepared, have_devices = ranks.run_together_with_devices(
             lambda: _Transfer(
                 ranks,
-                full_state_dict if is_root else {},
+                full_state_dict if ranks.rank == 0 else None,
                 local_state_dict,
                 tensors,
                 announced,
@@ -386,14 +385,14 @@ class _Transfer:
     def __init__(
         self,
         ranks: Ranks,
-        full: dict[str, Any],
+        full: dict[str, Any] | None,
         local: dict[str, Any],
         tensors: dict[str, str],
         announced: dict[str, _Announced],
         device: torch.device,
     ) -> None:
-        """``tensors``: the names to copy, by short identifier; ``device``: the device of new
-        tensors. Raises Invalid."""
+        """``full``: None on a rank that only describes it; ``tensors``: the names to copy, by
+        short identifier; ``device``: the device of new tensors. Raises Invalid."""
         self._device = device
         self._made: dict[str, torch.Tensor] = {}
         """New memory, which `put` moves into the state, by short identifier."""
@@ -402,9 +401,12 @@ class _Transfer:
         sources = Sources(shards)
         self.full = _batch(
             {
-                name: _Leaf(_full_tensor(full[key], key, sources))
+                name: _Leaf(
+                    _description(announced[key], key)
+                    if full is None
+                    else _full_tensor(full[key], key, sources)
+                )
                 for name, key in tensors.items()
-                if key in full
             }
         )
         self.target = _batch(
@@ -424,22 +426,20 @@ class _Transfer:
         code = dtype_code(dtype, key)
         if not is_sharded(value):
             made = self._made[name] = _new(code, full.shape, self._device)
-            return _Leaf(Source(TENSOR, code, *_memory(made), made))
+            return _target(code, made)
         shard = shards.of(value, key)
         if not isinstance(shard, MeshShard):
             return _Leaf(self._boxes(shard, value, key, dtype))
         local = shard.local
-        shape = tuple(local.shape)
         if not shard.is_here:
-            memory = shape, row_major(shape), 0, HOST
-            return _Leaf(Source(TENSOR, code, *memory, local, shard.native()))
+            return _Leaf(Source(TENSOR, code, (0,), (1,), 0, HOST, local, shard.native()))
         is_plain = local.dtype == dtype and not local.is_conj() and not local.is_neg()
         if is_plain and device_of(local) is not None:
             made = local.detach()  # another thread may give the tensor object other memory
         else:
             place = self._device if local.is_meta else local.device
-            made = self._made[name] = _new(code, shape, place)
-        return _Leaf(Source(TENSOR, code, *_memory(made), made, shard.native()))
+            made = self._made[name] = _new(code, tuple(local.shape), place)
+        return _target(code, made, shard.native())
 
     def _boxes(self, shard: Any, value: Any, key: str, dtype: Any) -> Source:
         parts, owners = [], []
@@ -467,6 +467,12 @@ class _Transfer:
             else:
                 with torch.no_grad():
                     value._local_tensor.copy_(tensor)
+
+
+def _description(one: _Announced, key: str) -> Source:
+    """A tensor that this rank does not have."""
+    code = dtype_code(one.dtype, key)
+    return Source(TENSOR, code, one.shape, row_major(one.shape), 0, HOST, None)
 
 
 def _full_tensor(value: Any, key: str, sources: Sources) -> Source:

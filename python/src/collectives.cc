@@ -20,37 +20,26 @@
 namespace cairn::python {
 namespace {
 
-// Writes every sharded tensor of `state`, complete, to its entry of `targets`: tuples (FQN, dtype
-// code, shape, strides, address, device), on the ranks of `ranks_only` (on all ranks if it is
-// empty). Collective.
-void GatherShards(CommunicatorBinding& communicator, const Batch& state, nb::handle ranks_only,
-                  nb::list targets, bool by_nccl, const Streams& streams) {
-  core::GatherOptions options;
-  options.streams = ToStreams(streams);
-  for (const nb::handle item : targets) {
-    const auto fields = nb::cast<nb::tuple>(item);
-    options.targets[FromPyText(nb::cast<nb::str>(fields[0]))] = {
-        .dtype = static_cast<core::DType>(nb::cast<uint8_t>(fields[1])),
-        .shape = FromPyNumbers(fields[2]),
-        .strides = FromPyNumbers(fields[3]),
-        .data = FromPyAddress(fields[4]),
-        .device = nb::cast<int>(fields[5])};
-  }
+// Copies every sharded tensor of `state`, complete, to the tensor of `whole` with the same FQN, on
+// the ranks of `ranks_only` (on all ranks if it is empty). Collective.
+void GatherShards(CommunicatorBinding& communicator, const Batch& state, Batch& whole,
+                  nb::handle ranks_only, bool by_nccl, const Streams& streams) {
+  core::CollectiveOptions options{.streams = ToStreams(streams)};
   for (const uint64_t rank : FromPyNumbers(ranks_only)) {
     options.ranks_only.push_back(static_cast<int>(rank));
   }
-  (void)Unwrap(communicator.Use([&](core::Communicator& ranks) -> Result<core::HostState> {
+  Unwrap(communicator.Use([&](core::Communicator& ranks) -> Result<void> {
     CAIRN_TRY_ASSIGN(options.tensor_communicator, communicator.TensorCommunicator(by_nccl));
-    return core::GatherStateDict(state.state, ranks, options);
+    return core::GatherStateDict(state.state, core::StateTarget(whole.state), ranks, options);
   }));
 }
 
-// Copies rank 0's tensors `full` to the tensors and shards of `target`. Collective.
+// Copies rank 0's tensors `full`, which the other ranks describe, to the tensors and shards of
+// `target`. Collective.
 void BroadcastToShards(CommunicatorBinding& communicator, const Batch& full, Batch& target,
                        bool by_nccl, const Streams& streams) {
-  core::BroadcastOptions options;
-  options.streams = ToStreams(streams);
-  (void)Unwrap(communicator.Use([&](core::Communicator& ranks) -> Result<core::HostState> {
+  core::CollectiveOptions options{.streams = ToStreams(streams)};
+  Unwrap(communicator.Use([&](core::Communicator& ranks) -> Result<void> {
     CAIRN_TRY_ASSIGN(options.tensor_communicator, communicator.TensorCommunicator(by_nccl));
     return core::BroadcastStateDict(full.state, core::StateTarget(target.state), ranks, options);
   }));
@@ -58,17 +47,18 @@ void BroadcastToShards(CommunicatorBinding& communicator, const Batch& full, Bat
 
 // BroadcastToShards for tensors `full` that every rank has. Not collective.
 void DistributeToShards(const Batch& full, Batch& target, uint32_t rank, const Streams& streams) {
-  (void)Unwrap(OutsideGil([&] {
+  const auto device_streams = ToStreams(streams);
+  Unwrap(OutsideGil([&] {
     return core::DistributeStateDict(full.state, core::StateTarget(target.state), rank,
-                                     {.streams = ToStreams(streams)});
+                                     device_streams);
   }));
 }
 
 }  // namespace
 
 void BindCollectives(nb::module_& m) {
-  m.def("gather_shards", &GatherShards, nb::arg("communicator"), nb::arg("state"),
-        nb::arg("ranks_only"), nb::arg("targets"), nb::arg("by_nccl"), nb::arg("streams"));
+  m.def("gather_shards", &GatherShards, nb::arg("communicator"), nb::arg("state"), nb::arg("whole"),
+        nb::arg("ranks_only"), nb::arg("by_nccl"), nb::arg("streams"));
   m.def("broadcast_to_shards", &BroadcastToShards, nb::arg("communicator"), nb::arg("full"),
         nb::arg("target"), nb::arg("by_nccl"), nb::arg("streams"));
   m.def("distribute_to_shards", &DistributeToShards, nb::arg("full"), nb::arg("target"),

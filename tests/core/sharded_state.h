@@ -148,6 +148,12 @@ class RankState {
   std::vector<std::unique_ptr<LocalTensor>> locals_;
 };
 
+/// Returns a state in which tensors have no memory, as ranks describe the full state of rank 0.
+inline StateDict WithoutMemory(StateDict state) {
+  for (TensorView& view : state.tensors) view = {.dtype = view.dtype, .shape = view.shape};
+  return state;
+}
+
 /// A mesh of one to three dimensions over exactly `ranks` ranks, numbered at random.
 std::shared_ptr<const DeviceMesh> RandomMesh(uint32_t ranks, cairn::testing::SeededRandom& random);
 /// Returns a random layout of a tensor on the mesh: any placements, explicit boxes, or replicated.

@@ -180,6 +180,19 @@ class DeviceStateDictTest : public ::testing::TestWithParam<Param> {
     std::vector<std::unique_ptr<RankState>> states;
   };
 
+  /// Zeroed shards of each rank, some in device memory and some in host memory.
+  struct Targets {
+    Targets(const Case& with, uint32_t ranks, SeededRandom& random) {
+      for (uint32_t rank = 0; rank < ranks; ++rank) {
+        memory.push_back(std::make_unique<RankState>(with.globals, with.layouts, rank));
+        copies.push_back(
+            std::make_unique<DeviceCopy>(memory[rank]->state, static_cast<int>(rank), random));
+      }
+    }
+    std::vector<std::unique_ptr<RankState>> memory;
+    std::vector<std::unique_ptr<DeviceCopy>> copies;
+  };
+
   World hosts_;
   World nccl_;
   World* world_ = nullptr;
@@ -197,62 +210,28 @@ TEST_P(DeviceStateDictTest, GathersWhatHostsGather) {
   SeededRandom random;
   for (int round = 0; round < 5; ++round) {
     const Case with(size(), random);
-    std::vector<std::unique_ptr<DeviceCopy>> copies;
+    const std::vector<Layout> whole(with.globals.size(), Layout{.plain = true});
+    std::vector<std::unique_ptr<RankState>> memory;
+    std::vector<std::unique_ptr<DeviceCopy>> copies, targets;
     for (uint32_t rank = 0; rank < size(); ++rank) {
-      copies.push_back(
-          std::make_unique<DeviceCopy>(with.states[rank]->state, static_cast<int>(rank), random));
+      const auto device = static_cast<int>(rank);
+      copies.push_back(std::make_unique<DeviceCopy>(with.states[rank]->state, device, random));
+      memory.push_back(
+          std::make_unique<RankState>(with.globals, whole, rank, random.Between(0, 2)));
+      targets.push_back(std::make_unique<DeviceCopy>(memory[rank]->state, device, random));
     }
-    const bool cpu_offload = random.Chance(0.5);
     OnEachRankWith(CanDivideWork(random), [&](Communicator& communicator, Communicator* tensors) {
       const auto rank = static_cast<size_t>(communicator.rank());
-      TransferReport report;
-      CAIRN_ASSERT_OK_AND_ASSIGN(const HostState whole,
-                                 GatherStateDict(copies[rank]->state, communicator,
-                                                 {.cpu_offload = cpu_offload,
-                                                  .buffer_bytes = kBufferBytes,
-                                                  .tensor_communicator = tensors,
-                                                  .report = &report}));
-      EXPECT_LE(report.peak_buffer_bytes, kBufferBytes);
-      for (const TensorView& view : whole.state().tensors) {
-        EXPECT_TRUE(view.device == kHostDevice || !cpu_offload);
-      }
-      ExpectSameBytes(whole.state(), with.Full());
-    });
-  }
-}
-
-TEST_P(DeviceStateDictTest, GathersIntoMemoryOfTheCallers) {
-  SeededRandom random;
-  const Case with(size(), random);
-  const StateDict host_full = with.Full();
-  std::vector<std::unique_ptr<DeviceCopy>> copies, targets;
-  for (uint32_t rank = 0; rank < size(); ++rank) {
-    const auto device = static_cast<int>(rank);
-    copies.push_back(std::make_unique<DeviceCopy>(with.states[rank]->state, device, random, 1.0));
-    targets.push_back(std::make_unique<DeviceCopy>(host_full, device, random, 1.0));
-    ForEachView(targets.back()->state, [&](const TensorView& view) {
-      std::vector<std::byte> zeros(SpanBytes(view));
-      if (view.device != kHostDevice) {
-        simulated_cuda::PokeDevice(const_cast<std::byte*>(view.data), zeros.data(), zeros.size());
+      StateDict& target = targets[rank]->state;
+      CAIRN_ASSERT_OK(
+          GatherStateDict(copies[rank]->state, StateTarget(target), communicator,
+                          {.buffer_bytes = kBufferBytes, .tensor_communicator = tensors}));
+      for (size_t i = 0; i < with.globals.size(); ++i) {
+        if (with.layouts[i].plain) continue;
+        EXPECT_TRUE(RowMajorBytes(target.tensors[i]) == with.globals[i].tensor.bytes) << i;
       }
     });
   }
-  OnEachRankWith(CanDivideWork(random), [&](Communicator& communicator, Communicator* tensors) {
-    const auto rank = static_cast<size_t>(communicator.rank());
-    GatherOptions options{.buffer_bytes = kBufferBytes, .tensor_communicator = tensors};
-    StateDict& given = targets[rank]->state;
-    for (size_t i = 0; i < with.globals.size(); ++i) {
-      options.targets[with.globals[i].fqn] = StateTarget(given).Writable(given.tensors[i]);
-    }
-    CAIRN_ASSERT_OK_AND_ASSIGN(const HostState whole,
-                               GatherStateDict(copies[rank]->state, communicator, options));
-    for (size_t i = 0; i < with.globals.size(); ++i) {
-      // Tensors that are not sharded are not moved.
-      if (!copies[rank]->state.shardings.contains(static_cast<uint32_t>(i))) continue;
-      EXPECT_EQ(whole.state().tensors[i].data, given.tensors[i].data);
-    }
-    ExpectSameBytes(whole.state(), host_full);
-  });
 }
 
 TEST_P(DeviceStateDictTest, BroadcastsIntoWhatHostsGet) {
@@ -261,31 +240,14 @@ TEST_P(DeviceStateDictTest, BroadcastsIntoWhatHostsGet) {
     const Case with(size(), random);
     const StateDict host_full = with.Full();
     const DeviceCopy full(host_full, 0, random);
-    std::vector<std::unique_ptr<DeviceCopy>> targets;
-    for (uint32_t rank = 0; rank < size(); ++rank) {
-      const RankState empty(with.globals, with.layouts, rank);
-      targets.push_back(
-          std::make_unique<DeviceCopy>(empty.state, static_cast<int>(rank), random, 1.0));
-      // Some targets have no memory yet, neither on the device nor on the host.
-      ForEachView(targets.back()->state, [&](TensorView& view) {
-        if (view.device == kHostDevice || random.Chance(0.5)) view.data = nullptr;
-        if (view.data == nullptr) view.strides.clear();
-        if (view.data == nullptr && random.Chance(0.3)) view.device = kHostDevice;
-      });
-    }
-    const bool cpu_offload = random.Chance(0.3);
+    Targets targets(with, size(), random);
     OnEachRankWith(CanDivideWork(random), [&](Communicator& communicator, Communicator* tensors) {
       const auto rank = static_cast<size_t>(communicator.rank());
-      TransferReport report;
-      CAIRN_ASSERT_OK_AND_ASSIGN(const HostState result,
-                                 BroadcastStateDict(rank == 0 ? full.state : StateDict(),
-                                                    StateTarget(targets[rank]->state), communicator,
-                                                    {.cpu_offload = cpu_offload,
-                                                     .buffer_bytes = kBufferBytes,
-                                                     .tensor_communicator = tensors,
-                                                     .report = &report}));
-      EXPECT_LE(report.peak_buffer_bytes, kBufferBytes);
-      ExpectSameBytes(result.state(), with.states[rank]->state);
+      StateDict& target = targets.copies[rank]->state;
+      CAIRN_ASSERT_OK(BroadcastStateDict(
+          rank == 0 ? full.state : WithoutMemory(host_full), StateTarget(target), communicator,
+          {.buffer_bytes = kBufferBytes, .tensor_communicator = tensors}));
+      ExpectSameBytes(target, with.states[rank]->state);
     });
   }
 }
@@ -294,13 +256,12 @@ TEST_P(DeviceStateDictTest, DistributesWhatHostsCut) {
   SeededRandom random;
   const Case with(size(), random);
   const StateDict host_full = with.Full();
+  Targets targets(with, size(), random);
   for (uint32_t rank = 0; rank < size(); ++rank) {
     const DeviceCopy full(host_full, static_cast<int>(rank), random);
-    const RankState empty(with.globals, with.layouts, rank);
-    DeviceCopy target(empty.state, static_cast<int>(rank), random, 1.0);
-    CAIRN_ASSERT_OK_AND_ASSIGN(const HostState result,
-                               DistributeStateDict(full.state, StateTarget(target.state), rank));
-    ExpectSameBytes(result.state(), with.states[rank]->state);
+    StateDict& target = targets.copies[rank]->state;
+    CAIRN_ASSERT_OK(DistributeStateDict(full.state, StateTarget(target), rank));
+    ExpectSameBytes(target, with.states[rank]->state);
   }
 }
 
@@ -364,9 +325,10 @@ TEST(DeviceStateDictErrorTest, NoDeviceMemoryForBuffersFailsOnAllRanks) {
     const auto rank = static_cast<size_t>(thread.rank());
     CAIRN_ASSERT_OK_AND_ASSIGN(
         nccl[rank], cuda::ConnectNccl(thread, {.device = thread.rank(), .buffer_bytes = 1 << 20}));
-    EXPECT_THAT(
-        GatherStateDict(copies[rank]->state, *nccl[rank], {.buffer_bytes = uint64_t{1} << 40}),
-        IsError(ErrorCode::kResourceExhausted, "rank 0"));
+    StateDict whole;
+    EXPECT_THAT(GatherStateDict(copies[rank]->state, StateTarget(whole), *nccl[rank],
+                                {.buffer_bytes = uint64_t{1} << 40}),
+                IsError(ErrorCode::kResourceExhausted, "rank 0"));
   });
 }
 
@@ -377,15 +339,17 @@ TEST(DeviceStateDictRootTest, BroadcastFillsWhatOnlyTheRootHas) {
   StateDict host;
   host.root().Tensor("a", {.dtype = DType::kUInt8, .shape = {1000}, .data = bytes.data()});
   const DeviceCopy full(host, 0, random, 1.0);
-  StateDict targets[2];
-  targets[0].root().Tensor("a", {.dtype = DType::kUInt8, .shape = {1000}, .device = 0});
+  const std::vector<std::byte> zeros(1000);
+  StateDict blank = host;
+  blank.tensors[0].data = zeros.data();
+  DeviceCopy target(blank, 0, random, 1.0);
   RunRanks(2, [&](Communicator& thread) {
-    const auto rank = static_cast<size_t>(thread.rank());
-    CAIRN_ASSERT_OK_AND_ASSIGN(const HostState result,
-                               BroadcastStateDict(rank == 0 ? full.state : StateDict(),
-                                                  StateTarget(targets[rank]), thread));
-    if (rank == 0) ExpectSameBytes(result.state(), host);
+    const bool is_root = thread.rank() == 0;
+    StateDict nothing;
+    CAIRN_ASSERT_OK(BroadcastStateDict(is_root ? full.state : WithoutMemory(host),
+                                       StateTarget(is_root ? target.state : nothing), thread));
   });
+  ExpectSameBytes(target.state, host);
 }
 
 /// Lets each call of the runtime fail in turn. No running copy may then access freed memory: that
@@ -394,67 +358,74 @@ class DeviceStateDictFaultTest : public ::testing::Test {
  protected:
   static constexpr uint64_t kHalf = 300'000;  // copied directly, not packed
 
-  DeviceStateDictFaultTest() : bytes_(2 * kHalf) {
+  static constexpr uint64_t kStrided = 100 * 128;
+
+  DeviceStateDictFaultTest() : bytes_(kStrided + 2 * kHalf), target_bytes_(bytes_.size()) {
     random_.Fill(bytes_);
-    whole_.root().Tensor("strided", View({100, 60}, {128, 1}));
-    whole_.root().Tensor("halves", View({2 * kHalf}));
-    Sharding halves{.global_shape = {2 * kHalf}};
-    for (const uint64_t at : {uint64_t{0}, kHalf}) {
-      halves.parts.push_back({.box = {.offsets = {at}, .sizes = {kHalf}}, .view = View({kHalf})});
-      halves.parts.back().view.data += at;
-    }
-    cut_.root().Tensor("strided", View({100, 60}, {128, 1}));
-    cut_.root().Sharded("halves", {.dtype = DType::kUInt8, .shape = {}}, halves);
   }
 
-  TensorView View(Shape shape, Shape strides = {}) const {
-    return {DType::kUInt8, std::move(shape), std::move(strides), bytes_.data()};
+  /// A state with the memory `bytes`, whose tensors are complete or in two parts.
+  static StateDict StateIn(const std::vector<std::byte>& bytes, bool in_parts) {
+    StateDict state;
+    const auto add = [&](const char* fqn, uint64_t at, const Shape& shape, const Shape& strides) {
+      TensorView view{DType::kUInt8, shape, strides, bytes.data() + at};
+      if (!in_parts) return state.root().Tensor(fqn, view);
+      Sharding halves{.global_shape = shape};
+      view.shape[0] /= 2;
+      for (const uint64_t row : {uint64_t{0}, view.shape[0]}) {
+        Box box{.offsets = Shape(shape.size()), .sizes = view.shape};
+        box.offsets[0] = row;
+        halves.parts.push_back({.box = std::move(box), .view = view});
+        view.data += view.shape[0] * strides[0];
+      }
+      state.root().Sharded(fqn, {.dtype = DType::kUInt8, .shape = {}}, std::move(halves));
+    };
+    add("strided", 0, {100, 60}, {128, 1});
+    add("halves", kStrided, {2 * kHalf}, {1});
+    return state;
   }
 
   template <typename Work>
-  static void FailEachCall(const StateDict& expected, const Work& work) {
+  static void FailEachCall(const StateDict& target, const StateDict& expected, const Work& work) {
     uint64_t failed = 0;
     for (bool happened = true; happened;) {
       const uint64_t nth = ++failed;
       ASSERT_LT(nth, 1000u);
       simulated_cuda::FailCall("*", nth, cudaErrorInvalidValue);
-      const Result<HostState> result = work();
+      const Result<void> result = work();
       happened = simulated_cuda::FaultHappened("*");
       simulated_cuda::ClearFaults();
       ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess) << "when call " << nth << " had failed";
       ASSERT_TRUE(happened || cairn::testing::IsOk(result));
-      if (result) ExpectSameBytes(result->state(), expected);
+      if (result) ExpectSameBytes(target, expected);
     }
     EXPECT_GT(failed, 10u);
   }
 
   SeededRandom random_;
   std::vector<std::byte> bytes_;
-  StateDict cut_;    // "halves" in two parts
-  StateDict whole_;  // the same tensors, complete
+  std::vector<std::byte> target_bytes_;
 };
 
 TEST_F(DeviceStateDictFaultTest, AnyCallOfAGatherMayFail) {
-  const DeviceCopy cut(cut_, 0, random_, 1.0);
-  RunRanks(1, [&](Communicator& alone) {
-    for (const bool cpu_offload : {false, true}) {
-      const GatherOptions options{
-          .cpu_offload = cpu_offload, .buffer_bytes = 6 * kHalf, .memory = {.pinned = cpu_offload}};
-      FailEachCall(whole_, [&] { return GatherStateDict(cut.state, alone, options); });
-    }
-  });
+  const DeviceCopy parts(StateIn(bytes_, true), 0, random_, 1.0);
+  for (const double on_device : {0.0, 1.0}) {
+    DeviceCopy whole(StateIn(target_bytes_, false), 0, random_, on_device);
+    RunRanks(1, [&](Communicator& alone) {
+      FailEachCall(whole.state, StateIn(bytes_, false), [&] {
+        return GatherStateDict(parts.state, StateTarget(whole.state), alone,
+                               {.buffer_bytes = 6 * kHalf});
+      });
+    });
+  }
 }
 
 TEST_F(DeviceStateDictFaultTest, AnyCallOfABroadcastMayFail) {
-  const DeviceCopy whole(whole_, 0, random_, 1.0);
-  DeviceCopy target(cut_, 0, random_, 1.0);
-  ForEachView(target.state, [](TensorView& view) {
-    view.data = nullptr;
-    view.strides.clear();
-  });
+  const DeviceCopy whole(StateIn(bytes_, false), 0, random_, 1.0);
+  DeviceCopy parts(StateIn(target_bytes_, true), 0, random_, 1.0);
   RunRanks(1, [&](Communicator& alone) {
-    FailEachCall(cut_,
-                 [&] { return BroadcastStateDict(whole.state, StateTarget(target.state), alone); });
+    FailEachCall(parts.state, StateIn(bytes_, true),
+                 [&] { return BroadcastStateDict(whole.state, StateTarget(parts.state), alone); });
   });
 }
 

@@ -7,7 +7,6 @@
 #include <memory>
 
 #include "core/collectives/internal/global_state_layout.h"
-#include "core/collectives/internal/shard_plan.h"
 #include "core/ranks/internal/rendezvous.h"
 #include "core/ranks/status_agreement.h"
 #include "core/tensor/mesh.h"
@@ -102,18 +101,6 @@ void FuzzRendezvous(std::span<const std::byte> body) {
   CAIRN_FUZZ_CHECK(EncodeRecord(*record) == bytes);
 }
 
-void FuzzFull(std::span<const std::byte> bytes) {
-  Result<std::vector<FullLeaf>> leaves;
-  {
-    const MemoryLimit limit(bytes, 64);
-    leaves = DecodeFull(bytes);
-  }
-  if (!leaves) return UseError(leaves.error());
-  CheckRoundTrip(
-      &DecodeFull, [](const std::vector<FullLeaf>& all) { return EncodeFull(all); },
-      EncodeFull(*leaves));
-}
-
 /// Rank 0 of two. The other rank sends what this rank would send, XOR the input: so an input of
 /// zeros is a message that is right.
 class HostileRank final : public core::Communicator {
@@ -198,7 +185,7 @@ void FuzzLayout(Input input) {
 }  // namespace
 
 void Fuzz(Input input) {
-  switch (TakeSelector(input, 8)) {
+  switch (TakeSelector(input, 7)) {
     case 0:
       return FuzzLease(input.rest());
     case 1:
@@ -210,8 +197,6 @@ void Fuzz(Input input) {
     case 4:
       return FuzzRendezvous(input.rest());
     case 5:
-      return FuzzFull(input.rest());
-    case 6:
       return FuzzStatus(input);
     default:
       return FuzzLayout(input);

@@ -18,7 +18,6 @@
 #include <map>
 #include <set>
 
-#include "core/collectives/internal/shard_plan.h"
 #include "core/ranks/internal/rendezvous.h"
 #include "core/state_dict/value.h"
 #include "kv/commit/internal/part_file.h"
@@ -300,17 +299,9 @@ void AddMessages(Corpus& corpus) {
   const std::vector<std::byte> record =
       core::internal::EncodeRecord({.rank = 1, .world_size = 2, .message = "10.0.0.1:29400"});
   corpus.Add("messages", "rendezvous", Builder(4).Add(std::span(record).first(record.size() - 8)));
-  const std::vector<core::internal::FullLeaf> leaves = {
-      {.fqn = "w",
-       .kind = core::NodeKind::kTensor,
-       .dtype = core::DType::kFloat32,
-       .shape = {2, 3}},
-      {.fqn = "lr", .value = 0.5},
-      {.fqn = "name", .value = std::string("adam")}};
-  corpus.Add("messages", "full_state", Builder(5).Add(core::internal::EncodeFull(leaves)));
-  corpus.Add("messages", "status", Builder(6).Number(uint64_t{1}).Number(uint64_t{0}));
-  corpus.Add("messages", "layout_same", Builder(7).Number(uint64_t{0}));
-  Builder other(7);
+  corpus.Add("messages", "status", Builder(5).Number(uint64_t{1}).Number(uint64_t{0}));
+  corpus.Add("messages", "layout_same", Builder(6).Number(uint64_t{0}));
+  Builder other(6);
   for (int i = 0; i < 2; ++i) other.Number(uint64_t{0});  // what precedes the header
   corpus.Add("messages", "layout_other", other.Number(uint64_t{1}).Number(uint64_t{1}));
 }

@@ -16,7 +16,6 @@ namespace {
 constexpr int kWorldSize = 4;
 constexpr uint64_t kTensorBytes = 96 << 20;
 constexpr uint64_t kBufferBytes = 4 << 20;
-constexpr uint64_t kPartKib = kTensorBytes / kWorldSize / 1024;
 // Stacks, buffers of sockets, heap.
 constexpr uint64_t kSlackKib = 8 << 10;
 
@@ -34,9 +33,9 @@ Ranks StartRanks(const ScopedTempDir& dir, int victim = -1, int die_at_call = 0)
   return ranks;
 }
 
-// A rank never has the complete tensor: after the broadcast it has its part, and only the receiver
-// of the gather has more.
-TEST(StateDictRanksTest, MemoryIsThatOfTheResultAndABuffer) {
+// The caller provides the memory of the tensors. A call needs only its buffer, although the tensor
+// is 24 times as long.
+TEST(StateDictRanksTest, CallsNeedOnlyTheirBuffers) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "a sanitizer needs several times the memory of the program";
 #endif
@@ -50,14 +49,12 @@ TEST(StateDictRanksTest, MemoryIsThatOfTheResultAndABuffer) {
     line >> word >> broadcast_kib >> gather_kib;
     ASSERT_EQ(word, "ok") << "rank " << rank << ": " << said;
     const uint64_t bound_kib = kBufferBytes / 1024 + kSlackKib;
-    EXPECT_GE(broadcast_kib, kPartKib) << "rank " << rank;
-    EXPECT_LE(broadcast_kib, kPartKib + bound_kib) << "rank " << rank;
-    const uint64_t result_kib = rank == kWorldSize - 1 ? kTensorBytes / 1024 : 0;
-    EXPECT_LE(gather_kib, result_kib + bound_kib) << "rank " << rank;
+    EXPECT_LE(broadcast_kib, bound_kib) << "rank " << rank;
+    EXPECT_LE(gather_kib, bound_kib) << "rank " << rank;
   }
 }
 
-// Calls 1 to 4 or 5 exchange descriptions, later ones transfer the tensor.
+// Calls 1 to 3 exchange descriptions, later ones transfer the tensor.
 class DeadRankTest : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(, DeadRankTest, ::testing::Values(1, 3, 10),
                          [](const auto& info) { return "AtCall" + std::to_string(info.param); });

@@ -3,7 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -13,7 +17,7 @@ namespace cairn::testing {
 
 /// Forwards calls to another communicator, and fails the test if a range that is written overlaps
 /// another one, which communicators need not detect. Counts calls, except for those whose arguments
-/// were rejected, and bytes from other ranks. Threads: as for the communicator.
+/// were rejected, and bytes. Threads: as for the communicator.
 class CheckedCommunicator : public core::Communicator {
  public:
   /// Requires that `below` outlives it.
@@ -23,7 +27,12 @@ class CheckedCommunicator : public core::Communicator {
   int world_size() const override { return below_.world_size(); }
   std::chrono::milliseconds timeout() const override { return below_.timeout(); }
   uint64_t call_count() const { return call_count_; }
+  /// From other ranks.
   uint64_t received_bytes() const { return received_bytes_; }
+  /// The most bytes of memory that one call had.
+  uint64_t largest_call_bytes() const { return largest_call_bytes_; }
+  /// The ranges of the last Exchange that are not empty.
+  const std::vector<core::ByteView>& last_ranges() const { return last_ranges_; }
 
   Result<void> Barrier() override {
     ++call_count_;
@@ -32,6 +41,7 @@ class CheckedCommunicator : public core::Communicator {
   Result<void> Broadcast(core::ByteTarget bytes, int root) override {
     ++call_count_;
     if (root != rank()) received_bytes_ += bytes.size();
+    largest_call_bytes_ = std::max<uint64_t>(largest_call_bytes_, bytes.size());
     return below_.Broadcast(bytes, root);
   }
   Result<void> Exchange(Operation operation, std::span<const core::ByteView> sent,
@@ -53,6 +63,14 @@ class CheckedCommunicator : public core::Communicator {
             << "a range that is written overlaps another one";
       }
     }
+    last_ranges_.clear();
+    std::set<const std::byte*> begins;  // a range may be sent to several ranks
+    uint64_t call_bytes = 0;
+    for (const auto& [range, is_written] : ranges) {
+      last_ranges_.push_back(range);
+      if (begins.insert(range.data()).second) call_bytes += range.size();
+    }
+    largest_call_bytes_ = std::max(largest_call_bytes_, call_bytes);
     return below_.Exchange(operation, sent, received);
   }
   Result<std::unique_ptr<core::Communicator>> Split(uint32_t color, uint32_t key) override {
@@ -66,6 +84,8 @@ class CheckedCommunicator : public core::Communicator {
   core::Communicator& below_;
   uint64_t call_count_ = 0;
   uint64_t received_bytes_ = 0;
+  uint64_t largest_call_bytes_ = 0;
+  std::vector<core::ByteView> last_ranges_;
 };
 
 }  // namespace cairn::testing

@@ -1,5 +1,5 @@
 #pragma once
-/// Code that all collectives on state dicts share: communicators, buffers and reports.
+/// Code that all collectives on state dicts share: communicators, buffers and rounds.
 
 #include <fmt/format.h>
 
@@ -28,33 +28,29 @@ struct PeerStream {
 
 /// One call of a collective on this rank. Ownership: borrows its arguments. Threads: one.
 struct CollectiveCall {
-  /// Options: GatherOptions or BroadcastOptions.
-  template <typename Options>
-  CollectiveCall(Communicator& communicator_in, const Options& options)
-      : communicator(communicator_in),
+  CollectiveCall(Communicator& communicator_in, const CollectiveOptions& options_in)
+      : options(options_in),
+        communicator(communicator_in),
         carrier(options.tensor_communicator == nullptr ? communicator_in
                                                        : *options.tensor_communicator),
         rank(static_cast<uint32_t>(communicator_in.rank())),
-        world_size(static_cast<uint32_t>(communicator_in.world_size())),
-        buffer_bytes(options.buffer_bytes),
-        streams(options.streams),
-        report(options.report) {}
+        world_size(static_cast<uint32_t>(communicator_in.world_size())) {}
 
   /// kInvalidArgument: the buffer has fewer than 4 bytes per rank.
   Result<void> CheckBuffer() const {
-    if (buffer_bytes >= 4 * uint64_t{world_size}) return {};
+    if (options.buffer_bytes >= 4 * uint64_t{world_size}) return {};
     return Fail(ErrorCode::kInvalidArgument,
                 fmt::format("a buffer of {} bytes for {} ranks; it needs at least 4 per rank",
-                            buffer_bytes, world_size));
+                            options.buffer_bytes, world_size));
   }
   /// Creates the mover of all rounds, for tensors on `devices`.
   Result<RoundMover> MakeMover(const std::set<int>& devices) const {
-    return RoundMover::Make(carrier, buffer_bytes, devices, streams);
+    return RoundMover::Make(carrier, options.buffer_bytes, devices, options.streams);
   }
   /// Sends all streams, which have `total_bytes`, in rounds of about `round_bytes`. A round sends
   /// the same share of each stream. At most one stream has the same sender and receiver as another.
   Result<void> Move(std::span<const PeerStream> streams, uint64_t total_bytes, uint64_t round_bytes,
-                    RoundMover& mover, TransferReport& moved) const {
+                    RoundMover& mover) const {
     const uint64_t rounds = DivCeil(total_bytes, round_bytes);
     for (uint64_t round = 0; round < rounds; ++round) {
       mover.Begin();
@@ -65,35 +61,23 @@ struct CollectiveCall {
         if (stream.sender == rank) {
           CAIRN_TRY_ASSIGN(const ByteView bytes, mover.Source(stream.source, begin, count));
           for (const uint32_t receiver : stream.receivers) sent[receiver] = bytes;
-          const size_t receivers = stream.receivers.size();
-          moved.sent_bytes += count * (receivers == world_size ? 1 : receivers);
         }
         if (std::ranges::binary_search(stream.receivers, rank)) {
           received[stream.sender] = mover.Target(stream.target, begin, count);
-          if (stream.sender != rank) moved.received_bytes += count;
         }
       }
       CAIRN_TRY(mover.Packed());
-      ++moved.round_count;
       CAIRN_TRY(carrier.AllToAll(sent, received));
       CAIRN_TRY(mover.Unpack());
     }
     return {};
   }
-  /// Writes `moved` to the caller's report, if there is one.
-  void Report(TransferReport moved, const RoundMover& mover) const {
-    if (report == nullptr) return;
-    moved.peak_buffer_bytes = mover.peak_bytes();
-    *report = moved;
-  }
 
+  const CollectiveOptions& options;
   Communicator& communicator;
   Communicator& carrier;  // sends the tensors
   const uint32_t rank;
   const uint32_t world_size;
-  const uint64_t buffer_bytes;
-  const std::span<const DeviceStream> streams;
-  TransferReport* const report;  // may be null
 };
 
 }  // namespace cairn::core::internal

@@ -233,7 +233,8 @@ Result<GlobalStateLayout> GlobalStateLayout::Exchange(Communicator& communicator
   std::vector<uint32_t> senders;  // by message: the lowest rank that has it
   for (uint32_t r = 0; r < headers.size(); ++r) {
     if (headers[r].options != headers[0].options) {
-      return Invalid(fmt::format("ranks 0 and {} called the collective with different options", r));
+      return Invalid(
+          fmt::format("ranks 0 and {} called the collective with different arguments", r));
     }
     const auto same = std::ranges::find_if(
         senders, [&](uint32_t other) { return headers[r].HasSameMessage(headers[other]); });

@@ -24,7 +24,6 @@ std::span<std::byte> RoundBuffer::Take(uint64_t count, int device) {
   std::byte* const base = device == kHostDevice ? memory_.bytes().data() : on_device_.data();
   const std::span<std::byte> taken(base + used_bytes_, count);
   used_bytes_ += count;
-  peak_bytes_ = std::max(peak_bytes_, used_bytes_);
   return taken;
 }
 

@@ -2,7 +2,6 @@
 /// Provides the memory that a round of a communicator sends and receives: the tensors' own memory
 /// if it is contiguous and the communicator accepts it, otherwise bounded buffers.
 
-#include <algorithm>
 #include <memory>
 #include <set>
 #include <span>
@@ -32,14 +31,12 @@ class RoundBuffer {
   /// Returns the next `count` bytes on `device`. Requires that all bytes taken since Reset, on the
   /// device and on the host, fit into the capacity.
   std::span<std::byte> Take(uint64_t count, int device);
-  uint64_t peak_bytes() const { return peak_bytes_; }
 
  private:
   uint64_t capacity_bytes_ = 0;
   HostMemory memory_;  // the system provides pages that are not pinned only when they are used
   DeviceMemory on_device_;
   uint64_t used_bytes_ = 0;
-  uint64_t peak_bytes_ = 0;
 };
 
 /// A round calls Begin, then Source, Pack and Target for each range, Packed, the communicator, and
@@ -54,7 +51,6 @@ class RoundMover {
                                  std::span<const DeviceStream> streams);
 
   const DeviceQueues& queues() const { return queues_; }
-  uint64_t peak_bytes() const { return buffer_.peak_bytes(); }
 
   void Begin();
   /// Returns a buffer with a copy of the bytes, which is complete once Packed has returned.

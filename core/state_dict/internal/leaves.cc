@@ -126,19 +126,6 @@ bool IsRecordOf(std::span<const std::byte> bytes, const StateTree& tree) {
   return true;
 }
 
-void AppendContent(const StateDict& from, const Node& node, uint32_t leaf, StateDict& to) {
-  const uint32_t slot = from.slot[leaf];
-  if (!IsTensor(node.kind)) {
-    to.slot.push_back(static_cast<uint32_t>(to.values.size()));
-    to.values.push_back(from.values[slot]);
-    return;
-  }
-  const auto index = static_cast<uint32_t>(to.tensors.size());
-  if (const Sharding* sharding = FindSharding(from, slot)) to.shardings.emplace(index, *sharding);
-  to.slot.push_back(index);
-  to.tensors.push_back(from.tensors[slot]);
-}
-
 Result<void> CheckMemory(const StateDict& state, const std::vector<Leaf>& leaves) {
   CAIRN_CHECK(leaves.size() == state.slot.size());
   for (uint32_t i = 0; i < leaves.size(); ++i) {

@@ -49,10 +49,6 @@ void ForEachMemory(State& state, uint32_t tensor, const Visit& visit) {
   for (auto& part : found->second.parts) visit(part.view);
 }
 
-/// Appends the content of leaf `leaf` of `from`, whose node is `node`, to `to`. The caller adds the
-/// node to the tree of `to`.
-void AppendContent(const StateDict& from, const Node& node, uint32_t leaf, StateDict& to);
-
 /// Checks the memory of all tensors. Requires the leaves of state.Leaves(). kInvalidArgument,
 /// naming the key: SpanOf rejects a tensor, or a part of one.
 Result<void> CheckMemory(const StateDict& state, const std::vector<Leaf>& leaves);

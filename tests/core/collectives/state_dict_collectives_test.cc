@@ -7,6 +7,11 @@
 #include <gmock/gmock.h>
 
 #include <array>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
 
 #include "core/ranks/status_agreement.h"
 #include "tests/core/collectives/sharded_collectives.h"
@@ -17,10 +22,12 @@
 namespace cairn::core {
 namespace {
 
+using cairn::testing::CheckedCommunicator;
 using cairn::testing::IsError;
 using cairn::testing::RunRanks;
 using cairn::testing::SeededRandom;
 using testing::BroadcastScenario;
+using ::testing::ElementsAre;
 using testing::GatherScenario;
 using ::testing::HasSubstr;
 
@@ -39,7 +46,7 @@ void ForRandomScenarios(int rounds, const Run& run) {
 
 constexpr auto kOnRanks = [](auto& scenario, uint32_t world_size) {
   RunRanks(static_cast<int>(world_size), [&](Communicator& below) {
-    cairn::testing::CheckedCommunicator communicator(below);
+    CheckedCommunicator communicator(below);
     scenario.RunRank(communicator);
   });
 };
@@ -62,26 +69,35 @@ std::shared_ptr<const DeviceMesh> MeshOf(uint32_t ranks) {
   return std::make_shared<const DeviceMesh>(*DeviceMesh::Make({{"dp", ranks}}));
 }
 
-// 8 floats, of which each of 4 ranks holds 2.
+// 8 floats, of which each of 4 ranks holds 2, and memory for all of them.
 struct FourShards {
   explicit FourShards(const Communicator& communicator)
       : local(static_cast<size_t>(2), static_cast<float>(communicator.rank())) {
     state.root().Map("model").Sharded(
-        "w",
-        {.dtype = DType::kFloat32,
-         .shape = {2},
-         .data = reinterpret_cast<const std::byte*>(local.data())},
+        "w", Floats({2}, local),
         {.global_shape = {8}, .mesh = MeshOf(4), .placements = {Placement::Shard(0)}, .parts = {}});
+    whole.root().Map("model").Tensor("w", Floats({8}, gathered));
+  }
+  static TensorView Floats(Shape shape, const std::vector<float>& memory) {
+    return {.dtype = DType::kFloat32,
+            .shape = std::move(shape),
+            .data = reinterpret_cast<const std::byte*>(memory.data())};
+  }
+  Result<void> Gather(Communicator& communicator, const CollectiveOptions& options = {}) {
+    return GatherStateDict(state, StateTarget(whole), communicator, options);
   }
   TensorView& view() { return state.tensors[0]; }
   Sharding& sharding() { return state.shardings.at(0); }
   std::vector<float> local;
+  std::vector<float> gathered = std::vector<float>(8);
   StateDict state;
+  StateDict whole;
 };
 
+using Call = std::function<Result<void>(Communicator&, FourShards&)>;
+
 // Runs `call` on 4 ranks, which must all return the same error.
-void ExpectOneError(const std::function<Result<HostState>(Communicator&, FourShards&)>& call,
-                    ErrorCode code, const std::vector<std::string>& says) {
+void ExpectOneError(const Call& call, ErrorCode code, const std::vector<std::string>& says) {
   std::array<std::string, 4> errors;
   RunRanks(4, [&](Communicator& communicator) {
     FourShards shards(communicator);
@@ -97,19 +113,20 @@ void ExpectOneError(const std::function<Result<HostState>(Communicator&, FourSha
 }
 
 // Also requires that the error names the tensor.
-void ExpectTensorError(const std::function<Result<HostState>(Communicator&, FourShards&)>& call,
-                       std::vector<std::string> says) {
+void ExpectTensorError(const Call& call, std::vector<std::string> says) {
   says.emplace_back("model.w");
   ExpectOneError(call, ErrorCode::kInvalidArgument, says);
 }
 
 // Gathers states that `spoil` has changed on rank 2, and expects the same error on all ranks.
 void ExpectGatherFails(const std::function<void(FourShards&)>& spoil,
-                       const std::vector<std::string>& says) {
+                       const std::vector<std::string>& says, int receiver = 0) {
   ExpectTensorError(
       [&](Communicator& communicator, FourShards& shards) {
         if (communicator.rank() == 2) spoil(shards);
-        return GatherStateDict(shards.state, communicator);
+        auto result = shards.Gather(communicator, {.ranks_only = {receiver}});
+        EXPECT_EQ(shards.gathered, std::vector<float>(8));
+        return result;
       },
       says);
 }
@@ -148,12 +165,24 @@ TEST(GatherStateDictTest, RanksThatDisagreeAreNamed) {
       {"ranks 0 and 2", "on different meshes"});
 }
 
+TEST(GatherStateDictTest, ReceiversNeedMemoryForTheCompleteTensors) {
+  const auto expect = [](const std::function<void(StateDict&)>& spoil, const std::string& says) {
+    ExpectGatherFails([&](FourShards& shards) { spoil(shards.whole); }, {"rank 2: ", says}, 2);
+  };
+  expect([](StateDict& whole) { whole = StateDict(); }, "no memory is given");
+  expect([](StateDict& whole) { whole.tensors[0].data = nullptr; }, "null pointer");
+  expect([](StateDict& whole) { whole.tensors[0].strides = {1, 1}; }, "strides");
+  expect([](StateDict& whole) { whole.tensors[0].dtype = DType::kInt32; }, "int32 [8]");
+  expect([](StateDict& whole) { whole.tensors[0].shape = {2, 4}; }, "[2, 4]");
+  expect([](StateDict& whole) { whole.shardings[0] = {.global_shape = {8}, .mesh = MeshOf(1)}; },
+         "sharded");
+}
+
 TEST(GatherStateDictTest, MeshesOfUnknownRanksAreRefused) {
   ExpectTensorError(
       [](Communicator& communicator, FourShards& shards) {
         shards.sharding().mesh = MeshOf(5);
-        shards.sharding().global_shape = {10};
-        return GatherStateDict(shards.state, communicator);
+        return shards.Gather(communicator);
       },
       {"contains rank 4", "has 4 ranks"});
 }
@@ -164,13 +193,12 @@ TEST(GatherStateDictTest, ExplicitShardsMustTileTheTensor) {
       const auto rank = static_cast<uint64_t>(communicator.rank());
       TensorView part = shards.view();
       part.shape = {rank == 2 ? length_of_rank_2 : 2};
-      std::vector<float> memory(8);
-      part.data = reinterpret_cast<const std::byte*>(memory.data());
+      part.data = reinterpret_cast<const std::byte*>(shards.gathered.data());
       shards.sharding() = {.global_shape = {8},
                            .mesh = nullptr,
                            .placements = {},
                            .parts = {{.box = {{2 * rank}, part.shape}, .view = part}}};
-      return GatherStateDict(shards.state, communicator);
+      return shards.Gather(communicator);
     };
   };
   ExpectTensorError(gather(1), {"contains element [5]"});
@@ -180,65 +208,78 @@ TEST(GatherStateDictTest, ExplicitShardsMustTileTheTensor) {
 TEST(GatherStateDictTest, OptionsMustBeGoodAndTheSame) {
   const auto with = [](auto change) {
     return [change](Communicator& communicator, FourShards& shards) {
-      GatherOptions options;
+      CollectiveOptions options;
       change(options, communicator.rank());
-      return GatherStateDict(shards.state, communicator, options);
+      return shards.Gather(communicator, options);
     };
   };
-  ExpectOneError(with([](GatherOptions& options, int) { options.ranks_only = {4}; }),
+  ExpectOneError(with([](CollectiveOptions& options, int) { options.ranks_only = {4}; }),
                  ErrorCode::kInvalidArgument, {"rank 0: ", "ranks_only names rank 4"});
-  ExpectOneError(with([](GatherOptions& options, int) { options.buffer_bytes = 15; }),
+  ExpectOneError(with([](CollectiveOptions& options, int) { options.buffer_bytes = 15; }),
                  ErrorCode::kInvalidArgument, {"rank 0: ", "15 bytes for 4 ranks"});
-  ExpectOneError(with([](GatherOptions& options, int rank) {
+  ExpectOneError(with([](CollectiveOptions& options, int rank) {
                    if (rank == 3) options.buffer_bytes = 100;
                  }),
-                 ErrorCode::kInvalidArgument, {"ranks 0 and 3", "different options"});
-  ExpectOneError(with([](GatherOptions& options, int rank) {
+                 ErrorCode::kInvalidArgument, {"ranks 0 and 3", "different arguments"});
+  ExpectOneError(with([](CollectiveOptions& options, int rank) {
                    if (rank == 3) options.ranks_only = {3};
                  }),
-                 ErrorCode::kInvalidArgument, {"ranks 0 and 3", "different options"});
-  ExpectOneError(with([](GatherOptions& options, int rank) {
-                   if (rank == 1) options.memory.pinned = true;
+                 ErrorCode::kInvalidArgument, {"ranks 0 and 3", "different arguments"});
+  ExpectOneError(with([](CollectiveOptions& options, int rank) {
+                   if (rank == 1) options.buffer_bytes = uint64_t{1} << 60;
                  }),
-                 ErrorCode::kUnimplemented, {"rank 1: ", "CUDA layer"});
+                 ErrorCode::kResourceExhausted, {"rank 1: ", "host memory"});
 }
 
 TEST(GatherStateDictTest, TheCommunicatorStaysUsableAfterABadInput) {
   RunRanks(4, [](Communicator& communicator) {
     FourShards shards(communicator);
-    StateDict bad = shards.state;
-    if (communicator.rank() == 1) bad.tensors[0].data = nullptr;
-    EXPECT_FALSE(GatherStateDict(bad, communicator));
-    CAIRN_ASSERT_OK_AND_ASSIGN(const HostState whole, GatherStateDict(shards.state, communicator));
-    const std::array<float, 8> expected = {0, 0, 1, 1, 2, 2, 3, 3};
-    EXPECT_EQ(std::memcmp(whole.state().tensors[0].data, expected.data(), sizeof(expected)), 0);
+    FourShards bad(communicator);
+    if (communicator.rank() == 1) bad.view().data = nullptr;
+    EXPECT_FALSE(bad.Gather(communicator));
+    CAIRN_ASSERT_OK(shards.Gather(communicator));
+    EXPECT_THAT(shards.gathered, ElementsAre(0, 0, 1, 1, 2, 2, 3, 3));
   });
 }
 
-// The shards are rows, and all memory is contiguous, so that no buffer is used, whatever its size.
+// The shards are rows, and all memory is contiguous: only the tensors themselves are sent and
+// received.
 TEST(GatherStateDictTest, RowsNeedNoBuffer) {
   RunRanks(4, [](Communicator& communicator) {
-    const FourShards shards(communicator);
-    TransferReport report;
-    CAIRN_ASSERT_OK(GatherStateDict(shards.state, communicator, {.report = &report}));
-    EXPECT_EQ(report.peak_buffer_bytes, 0u);
-    EXPECT_EQ(report.sent_bytes, 8u);
-    EXPECT_EQ(report.received_bytes, 24u);
-    EXPECT_EQ(report.round_count, 1u);
+    FourShards shards(communicator);
+    CheckedCommunicator tensors(communicator);
+    CAIRN_ASSERT_OK(shards.Gather(communicator, {.tensor_communicator = &tensors}));
+    const auto is_inside = [](const ByteView& range, const std::vector<float>& memory) {
+      const auto bytes = std::as_bytes(std::span(memory));
+      return range.data() >= bytes.data() &&
+             range.data() + range.size() <= bytes.data() + bytes.size();
+    };
+    for (const ByteView& range : tensors.last_ranges()) {
+      EXPECT_TRUE(is_inside(range, shards.local) || is_inside(range, shards.gathered));
+    }
+    EXPECT_EQ(tensors.largest_call_bytes(), 8u + 32u);
+    EXPECT_EQ(tensors.received_bytes(), 24u);
+    EXPECT_EQ(tensors.call_count(), 1u);
   });
 }
 
 TEST(GatherStateDictTest, SmallTensorsGoTogether) {
   RunRanks(4, [](Communicator& communicator) {
-    const FourShards shards(communicator);
+    FourShards shards(communicator);
     StateDict many;
-    for (int i = 0; i < 100; ++i) {
-      many.root().Sharded(std::to_string(i), shards.state.tensors[0], shards.state.shardings.at(0));
+    StateDict whole;
+    std::vector<float> memory(800);
+    for (size_t i = 0; i < 100; ++i) {
+      many.root().Sharded(std::to_string(i), shards.view(), shards.sharding());
+      TensorView view = FourShards::Floats({8}, memory);
+      view.data += 32 * i;
+      whole.root().Tensor(std::to_string(i), view);
     }
-    TransferReport report;
-    CAIRN_ASSERT_OK(GatherStateDict(many, communicator, {.report = &report}));
-    EXPECT_EQ(report.round_count, 1u);
-    EXPECT_LE(report.peak_buffer_bytes, 100u * (32 + 8));
+    CheckedCommunicator tensors(communicator);
+    CAIRN_ASSERT_OK(
+        GatherStateDict(many, StateTarget(whole), communicator, {.tensor_communicator = &tensors}));
+    EXPECT_EQ(tensors.call_count(), 1u);
+    EXPECT_EQ(memory.back(), 3.f);
   });
 }
 
@@ -247,11 +288,11 @@ TEST(GatherStateDictTest, ReplicasAreNotSentToThoseWhoHaveThem) {
     FourShards shards(communicator);
     shards.sharding().placements = {Placement::Replicate()};
     shards.sharding().global_shape = {2};
-    TransferReport report;
-    CAIRN_ASSERT_OK_AND_ASSIGN(const HostState whole,
-                               GatherStateDict(shards.state, communicator, {.report = &report}));
-    EXPECT_EQ(report.sent_bytes + report.received_bytes, 0u);
-    EXPECT_EQ(whole.state().tensors[0].data, shards.state.tensors[0].data);  // borrowed
+    shards.whole.tensors[0].shape = {2};
+    CheckedCommunicator tensors(communicator);
+    CAIRN_ASSERT_OK(shards.Gather(communicator, {.tensor_communicator = &tensors}));
+    EXPECT_EQ(tensors.call_count(), 0u);
+    EXPECT_EQ(shards.gathered[1], shards.local[1]);
   });
 }
 
@@ -260,19 +301,17 @@ TEST(GatherStateDictTest, SilentRanksEndTheCallAtTheDeadline) {
       3,
       [](Communicator& communicator) {
         if (communicator.rank() == 1) return;
-        const FourShards shards(communicator);
-        EXPECT_THAT(GatherStateDict(shards.state, communicator),
+        FourShards shards(communicator);
+        EXPECT_THAT(shards.Gather(communicator),
                     IsError(ErrorCode::kUnavailable, "did not arrive in time"));
       },
       std::chrono::milliseconds(200));
 }
 
 // A full state on rank 0 for the targets of the shards.
-StateDict FullState(std::vector<float>& memory, DType dtype = DType::kFloat32) {
+StateDict FullState(const std::vector<float>& memory) {
   StateDict full;
-  full.root().Map("model").Tensor(
-      "w",
-      {.dtype = dtype, .shape = {8}, .data = reinterpret_cast<const std::byte*>(memory.data())});
+  full.root().Map("model").Tensor("w", FourShards::Floats({8}, memory));
   return full;
 }
 
@@ -283,7 +322,7 @@ void ExpectBroadcastFails(const std::function<void(StateDict&)>& spoil_full,
                           const std::vector<std::string>& says) {
   ExpectTensorError(
       [&](Communicator& communicator, FourShards& shards) {
-        std::vector<float> memory(8, 7.f);
+        const std::vector<float> memory(8, 7.f);
         StateDict full = FullState(memory);
         spoil_full(full);
         if (communicator.rank() == 2) spoil(shards);
@@ -315,43 +354,39 @@ TEST(BroadcastStateDictTest, AllRanksReportWhatDoesNotFit) {
         full = StateDict();
         full.root().Map("model").Value("w", int64_t{1});
       },
-      nothing, {"rank 0: ", "plain value for a sharded tensor"});
+      nothing, {"rank 0: ", "plain value in one state"});
   ExpectBroadcastFails(nothing, [](FourShards& shards) { shards.view().shape = {3}; },
                        {"rank 2: ", "local tensor has shape [3]"});
   ExpectBroadcastFails(nothing, [](FourShards& shards) { shards.view().strides = {1, 1}; },
                        {"rank 2: ", "the local tensor has 2 strides for 1 dimensions"});
+  ExpectBroadcastFails(nothing, [](FourShards& shards) { shards.view().data = nullptr; },
+                       {"rank 2: ", "null pointer"});
 }
 
-TEST(BroadcastStateDictTest, NonRootsFullStateIsNotLookedAt) {
-  RunRanks(4, [](Communicator& communicator) {
-    FourShards shards(communicator);
-    std::vector<float> memory = {0, 1, 2, 3, 4, 5, 6, 7};
-    StateDict full;
-    if (communicator.rank() == 0) full = FullState(memory);
-    if (communicator.rank() == 1) full.root().Tensor("other", {.dtype = DType::kUnknown});
-    TransferReport report;
-    CAIRN_ASSERT_OK(
-        BroadcastStateDict(full, StateTarget(shards.state), communicator, {.report = &report}));
-    const auto rank = static_cast<float>(communicator.rank());
-    EXPECT_THAT(shards.local, ::testing::ElementsAre(2 * rank, 2 * rank + 1));
-    EXPECT_EQ(report.peak_buffer_bytes, 0u);
-    EXPECT_EQ(report.received_bytes, communicator.rank() == 0 ? 0u : 8u);
-  });
+// Rank 3 expects a tensor that rank 0 does not send.
+TEST(BroadcastStateDictTest, RanksMustDescribeTheSameFullState) {
+  ExpectOneError(
+      [](Communicator& communicator, FourShards& shards) {
+        const std::vector<float> memory(8, 7.f);
+        StateDict full = FullState(memory);
+        if (communicator.rank() == 3) full.root().Tensor("other", full.tensors[0]);
+        return BroadcastStateDict(full, StateTarget(shards.state), communicator);
+      },
+      ErrorCode::kInvalidArgument, {"ranks 0 and 3", "different arguments"});
 }
 
 // Each of 4 ranks receives a quarter of one megabyte on rank 0, and descriptions of a few hundred
-// bytes. The communicator below counts the bytes, independently of the report.
+// bytes.
 TEST(BroadcastStateDictTest, RanksGetTheBytesOfTheirPartOnly) {
   RunRanks(4, [](Communicator& below) {
-    cairn::testing::CheckedCommunicator communicator(below);
+    CheckedCommunicator communicator(below);
     constexpr uint64_t kCount = 1 << 18;
-    std::vector<float> memory(kCount, 1.f);
+    const std::vector<float> memory(kCount, 1.f);
+    const std::vector<float> part(kCount / 4);
     StateDict full;
-    full.root().Tensor("w", {.dtype = DType::kFloat32,
-                             .shape = {kCount},
-                             .data = reinterpret_cast<const std::byte*>(memory.data())});
+    full.root().Tensor("w", FourShards::Floats({kCount}, memory));
     StateDict target;
-    target.root().Sharded("w", {.dtype = DType::kFloat32, .shape = {kCount / 4}},
+    target.root().Sharded("w", FourShards::Floats({kCount / 4}, part),
                           {.global_shape = {kCount},
                            .mesh = MeshOf(4),
                            .placements = {Placement::Shard(0)},
@@ -365,18 +400,28 @@ TEST(BroadcastStateDictTest, RanksGetTheBytesOfTheirPartOnly) {
 
 // Rank 0 sends a tensor that all ranks hold completely once, with Broadcast.
 TEST(BroadcastStateDictTest, WholeTensorsAreBroadcast) {
+  struct BroadcastOnly : CheckedCommunicator {
+    using CheckedCommunicator::CheckedCommunicator;
+    Result<void> Exchange(Operation, std::span<const ByteView>,
+                          std::span<const ByteTarget>) override {
+      return Fail(ErrorCode::kInternal, "an exchange");
+    }
+  };
   RunRanks(4, [](Communicator& communicator) {
-    std::vector<float> memory(8, 3.f);
-    StateDict full = FullState(memory);
-    StateDict target;
-    target.root().Map("model").Tensor("w", {.dtype = DType::kFloat32, .shape = {8}});
-    TransferReport report;
-    CAIRN_ASSERT_OK_AND_ASSIGN(
-        const HostState result,
-        BroadcastStateDict(full, StateTarget(target), communicator, {.report = &report}));
-    EXPECT_EQ(std::memcmp(result.state().tensors[0].data, memory.data(), 32), 0);
-    EXPECT_EQ(report.sent_bytes, communicator.rank() == 0 ? 32u : 0u);
+    const std::vector<float> memory(8, 3.f);
+    FourShards shards(communicator);
+    BroadcastOnly tensors(communicator);
+    CAIRN_ASSERT_OK(BroadcastStateDict(FullState(memory), StateTarget(shards.whole), communicator,
+                                       {.tensor_communicator = &tensors}));
+    EXPECT_EQ(shards.gathered, memory);
+    EXPECT_EQ(tensors.call_count(), 1u);
+    EXPECT_EQ(tensors.largest_call_bytes(), 32u);
   });
+}
+
+TEST(HostMemoryTest, PinnedMemoryNeedsTheCudaLayer) {
+  EXPECT_THAT(HostMemory::Allocate(1, {.pinned = true}),
+              IsError(ErrorCode::kUnimplemented, "pinned host memory needs a device"));
 }
 
 TEST(VoteTest, TheLowestFailureIsEveryonesVerdict) {
