@@ -1,5 +1,5 @@
 #pragma once
-/// RocksDB writing a table by itself: the limit of a commit, which writes its records to such tables.
+/// RocksDB writing a table by itself: the limit of a commit, which writes one with its records.
 
 #include <string>
 
