@@ -12,7 +12,7 @@
 namespace cairn::core::internal {
 namespace {
 
-std::unexpected<Error> Invalid(const std::string& fqn, std::string message) {
+std::unexpected<Error> InvalidPair(const std::string& fqn, std::string message) {
   return Fail(
       Error{.code = ErrorCode::kInvalidArgument, .message = std::move(message), .key = fqn});
 }
@@ -34,8 +34,8 @@ Result<std::vector<TensorPair>> PairTensors(const StateDict& whole,
   for (uint32_t i = 0; i < whole_leaves.size(); ++i) {
     by_fqn.emplace(whole_leaves[i].fqn, i);
     if (is_tensor(whole, whole_leaves[i]) && FindSharding(whole, whole.slot[i]) != nullptr) {
-      return Invalid(whole_leaves[i].fqn,
-                     "the full state dict contains a sharded tensor; gather it first");
+      return InvalidPair(whole_leaves[i].fqn,
+                         "the full state dict contains a sharded tensor; gather it first");
     }
   }
   std::vector<TensorPair> pairs;
@@ -45,7 +45,7 @@ Result<std::vector<TensorPair>> PairTensors(const StateDict& whole,
     if (found == by_fqn.end()) continue;
     const bool tensor = is_tensor(shards, shard_leaves[i]);
     if (tensor != is_tensor(whole, whole_leaves[found->second])) {
-      return Invalid(fqn, "a plain value in one state and a tensor in the other");
+      return InvalidPair(fqn, "a plain value in one state and a tensor in the other");
     }
     if (!tensor) continue;
     const TensorView& full = whole.tensors[whole.slot[found->second]];
@@ -53,9 +53,9 @@ Result<std::vector<TensorPair>> PairTensors(const StateDict& whole,
     const Sharding* const sharding = FindSharding(shards, shards.slot[i]);
     const Shape& shape = sharding == nullptr ? view.shape : sharding->global_shape;
     if (view.dtype != full.dtype || shape != full.shape) {
-      return Invalid(fqn,
-                     fmt::format("the full tensor is {}, the sharded one is {}",
-                                 Describe(full.dtype, full.shape), Describe(view.dtype, shape)));
+      return InvalidPair(
+          fqn, fmt::format("the full tensor is {}, the sharded one is {}",
+                           Describe(full.dtype, full.shape), Describe(view.dtype, shape)));
     }
     pairs.push_back({.whole = found->second, .shards = i});
   }
