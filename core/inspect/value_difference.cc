@@ -100,6 +100,7 @@ Result<void> CompareBatch(const kv::Store& store, const kv::StepInfo& a, const k
   for (size_t i = 0; i < fqns.size(); ++i) {
     const TensorInfo& tensor = tensors[0][i];
     if (tensor.dtype != tensors[1][i].dtype || tensor.shape != tensors[1][i].shape) continue;
+    CAIRN_TRY(CheckRepeats({&tensor, 1}));
     common.push_back(tensor);
     sums.push_back(&differences[i].emplace());
     CAIRN_TRY_ASSIGN(sums.back()->elements, ElementCount(tensor.shape));

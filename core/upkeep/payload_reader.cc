@@ -11,6 +11,7 @@ RequestLoader LoaderOf(const CheckpointStore& store, const kv::StepInfo& step) {
 
 Result<uint64_t> ReadRowMajor(const RequestLoader& load, std::span<const TensorInfo> tensors,
                               const PayloadCallback& on_bytes) {
+  CAIRN_TRY(CheckRepeats(tensors));
   // Boxes on the default grid are usually the chunks that are stored.
   return internal::ReadBoxes({&load, 1}, tensors, kDefaultChunkBytes,
                              [&](std::span<const internal::LoadedBox> boxes) -> Result<void> {

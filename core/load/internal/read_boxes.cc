@@ -18,7 +18,6 @@ constexpr uint64_t kAlignBytes = 64;
 
 Result<uint64_t> ReadBoxes(std::span<const BoxLoad> loads, std::span<const TensorInfo> tensors,
                            uint64_t box_bytes, const BoxesCallback& on_boxes) {
-  CAIRN_TRY(CheckRepeats(tensors));
   const uint64_t window_bytes = kMemoryBytes / loads.size();
   const auto memory = std::make_unique_for_overwrite<std::byte[]>(kMemoryBytes);
   std::vector<LoadRequest> requests;  // those of the first load

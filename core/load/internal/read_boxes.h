@@ -26,8 +26,8 @@ using BoxesCallback = std::function<Result<void>(std::span<const LoadedBox>)>;
 
 /// Divides `tensors` into boxes of at most `box_bytes` (ChunkGrid), reads many at once with each of
 /// the one or two `loads`, and passes all boxes to `on_boxes`, in order. Requires box_bytes of at
-/// most 16 MiB. Returns the bytes read from storage. Errors: see CheckRepeats; an error of a load
-/// or of `on_boxes` ends the reading. Memory: 32 MiB, and a load.
+/// most 16 MiB, and tensors that CheckRepeats accepts. Returns the bytes read from storage. Errors
+/// of a load and of `on_boxes` end the reading. Memory: 32 MiB, and a load.
 Result<uint64_t> ReadBoxes(std::span<const BoxLoad> loads, std::span<const TensorInfo> tensors,
                            uint64_t box_bytes, const BoxesCallback& on_boxes);
 
