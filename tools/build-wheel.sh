@@ -7,7 +7,8 @@
 #
 #   tools/build-wheel.sh [--arch x86_64|aarch64] [--python PYTHON] [DIR]
 #
-#   DIR                where the wheels are written (dist/)
+#   DIR                where the wheels are written (dist/). That for aarch64 has the stub (_cairn.pyi) of
+#                      the one for x86_64 that is there, which is built first if there is none
 #   --python PYTHON    a free-threaded Python 3.13 or newer: makes cairn_ckpt-VERSION-cp313-cp313t-... of
 #                      x86-64, with the binding library in the module. Such a Python has no stable ABI
 #
@@ -17,7 +18,7 @@
 # Complete output: build-wheel/build.log.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-case ${1:-} in -h | --help) sed -n '2,16s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;; esac
+case ${1:-} in -h | --help) sed -n '2,17s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;; esac
 Die() { echo "build-wheel: $*" >&2; exit 2; }
 arch=x86_64
 python=
@@ -37,6 +38,9 @@ if [[ $python ]]; then
   abi=$("$python" -c 'import sys, sysconfig
 print("cp%d%d%s" % (*sys.version_info[:2], "t" * bool(sysconfig.get_config_var("Py_GIL_DISABLED"))))')
   [[ $abi == *t ]] || Die "$python is not free-threaded: the wheel of the stable ABI is for it"
+fi
+if [[ $arch != x86_64 ]]; then  # before the folder build-wheel, which each build replaces
+  compgen -G "$dist/cairn_ckpt-*-abi3-*x86_64.whl" >/dev/null || tools/build-wheel.sh "$dist"
 fi
 tools/setup.sh "--wheel=$arch"
 cache=$PWD/.cache/wheel
@@ -72,8 +76,6 @@ libraries=$(tools/wheel/dependencies.sh "$cache")
 if [[ $arch != x86_64 ]]; then
   # Of a module that cannot run here: the stub is that of x86_64, and so are Python's headers, of which
   # the stable ABI uses nothing that differs.
-  native=("$dist"/cairn_ckpt-*-abi3-*x86_64.whl)
-  [[ -f ${native[0]} ]] || tools/build-wheel.sh "$dist"
   mkdir -p "build-wheel/include/$arch-linux-gnu"
   ln -s /usr/include/x86_64-linux-gnu/python3.11 "build-wheel/include/$arch-linux-gnu/"
   Logged python3 -m zipfile -e "$dist"/cairn_ckpt-*-abi3-*x86_64.whl build-wheel/native
