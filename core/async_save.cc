@@ -87,7 +87,8 @@ class AsyncSaver::Impl {
       CAIRN_TRY_ASSIGN(const auto view, internal::ViewStep(store_->kv(), last.step));
       internal::UnmarkRenamed(task.plan, view, task.attempt.step, store_->trees());
     }
-    CAIRN_TRY(staging_.Stage(task.plan, base, task.options.max_deltas));
+    CAIRN_TRY(staging_.Stage(task.plan, base, task.options));
+    task.options.hold_memory = {};
     if (task.options.check_memory) {
       CAIRN_TRY(task.options.check_memory());
       task.options.check_memory = {};

@@ -3,10 +3,12 @@
 /// Options and report of a save.
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -76,6 +78,9 @@ struct SaveOptions {
   /// for each portion. An error fails the save. For callers that cannot keep others from freeing
   /// the memory of the tensors, and can only find it out.
   std::function<Result<void>()> check_memory;
+  /// AsyncSaver: called before tensors in host memory are read, with the addresses at which they
+  /// begin. An error fails the save. For callers that do not yet keep the memory of all tensors.
+  std::function<Result<void>(std::span<const std::byte* const>)> hold_memory;
   /// In a multi-rank store: the time from the call on within which all ranks must have written
   /// their parts.
   std::chrono::milliseconds deadline = std::chrono::minutes(30);

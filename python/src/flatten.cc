@@ -9,6 +9,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <unordered_set>
 #include <utility>
 
 #include "core/state_dict/value.h"
@@ -65,6 +66,9 @@ class Flattener {
     }
     const bool is_part = std::ranges::find(kept, false) != kept.end();
     batch_.state.tree = is_part ? core::PruneTree(walk.tree, kept) : std::move(walk.tree);
+    if (is_plain_ && !is_part && walk.subclasses.empty()) {
+      for (Walk::PyNode& node : walk.py_nodes) batch_.keys.push_back(std::move(node.key));
+    }
     return std::move(batch_);
   }
 
@@ -73,9 +77,11 @@ class Flattener {
     const nb::object& value = walk.py_nodes[node].value;
     if (const auto memory = torch_.FindMemory(value)) {
       Borrow(value, memory->storage, memory->data);
+      is_plain_ &= memory->device == core::kHostDevice;
       return AddTensor(core::NodeKind::kTensor, ViewOf(*memory), memory->storage);
     }
     if (IsPlainValue(value)) return AddValue(value);
+    is_plain_ = false;
     nb::object taken = RunPython([&] { return take_(value, ToPyText(walk.Fqn(node))); });
     if (!nb::isinstance<nb::tuple>(taken)) return AddValue(taken);
     const auto source = nb::borrow<nb::tuple>(taken);
@@ -129,6 +135,7 @@ class Flattener {
   const core::KeyPatterns patterns_;
   TorchAccess torch_;
   nb::object key_of_;
+  bool is_plain_ = true;  // all leaves are plain values, or tensors in memory of this host
   Batch batch_;
 };
 
@@ -295,13 +302,59 @@ nb::list DeviceOwners(const Batch& batch) {
 
 }  // namespace
 
+bool Batch::TakeAgain(nb::handle another) {
+  if (keys.empty()) return false;
+  is_held = false;
+  const TorchAccess torch;
+  uint32_t leaf = 0;
+  return VisitIfSame(another, state.tree, keys, torch, [&](uint32_t node, nb::handle value) {
+    const uint32_t slot = state.slot[leaf];
+    if (core::IsTensor(state.tree.nodes[node].kind)) {
+      const core::TensorView& view = state.tensors[slot];
+      if (!torch.HasView(value, view)) return false;
+      borrowed.push_back(
+          {.leaf = leaf, .tensor = nb::borrow(value), .storage = {}, .data = view.data});
+    } else if (IsPlainValue(value)) {
+      state.values[slot] = FromPyValue(value);
+    } else {
+      return false;
+    }
+    ++leaf;
+    return true;
+  });
+}
+
+Result<void> Batch::Hold(std::span<const std::byte* const> addresses) {
+  const GilAcquire gil;
+  if (!gil) return Fail(ErrorCode::kCancelled, "Python is ending");
+  const std::unordered_set<const std::byte*> wanted(addresses.begin(), addresses.end());
+  const TorchAccess torch;
+  for (BorrowedTensor& one : borrowed) {
+    if (one.storage.is_valid() || !wanted.contains(one.data)) continue;
+    auto memory = torch.FindMemory(one.tensor);
+    if (!memory || ViewOf(*memory) != state.tensors[state.slot[one.leaf]]) {
+      is_outdated = true;
+      return Fail(ErrorCode::kUnavailable, "a tensor has other memory than before");
+    }
+    one.storage = std::move(memory->storage);
+  }
+  return {};
+}
+
+bool Batch::Release() {
+  owners.clear();
+  borrowed.clear();
+  return !keys.empty();
+}
+
 std::function<Result<void>()> Batch::MemoryCheck(const core::StateTree& tree) const {
   return [this, &tree]() -> Result<void> {
     const GilAcquire gil;
     if (!gil) return Fail(ErrorCode::kCancelled, "Python is ending");
     const TorchAccess torch;
-    const auto moved =
-        std::ranges::find_if(borrowed, [&](const auto& one) { return torch.HasMoved(one); });
+    const auto moved = std::ranges::find_if(borrowed, [&](const BorrowedTensor& one) {
+      return one.storage.is_valid() && torch.HasMoved(one);
+    });
     if (moved == borrowed.end()) return {};
     CAIRN_TRY_ASSIGN(auto leaves, core::FlattenTree(tree));
     return Fail(Error{.code = ErrorCode::kInvalidArgument,
@@ -321,7 +374,9 @@ void BindBatch(nb::module_& m) {
       .def("set_sharding", &SetSharding)
       .def("take_keys_as_fqns", &TakeKeysAsFqns)
       .def("devices", &Devices)
-      .def("device_owners", &DeviceOwners);
+      .def("device_owners", &DeviceOwners)
+      .def("take_again", &Batch::TakeAgain)
+      .def("release", &Batch::Release);
   BindRankSamples(batch);
   m.def(
       "flatten",

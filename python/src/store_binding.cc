@@ -256,17 +256,24 @@ nb::class_<StoreBinding> StoreBinding::Bind(nb::module_& m) {
           nb::arg("step"), nb::arg("batch"), nb::arg("options"))
       .def(
           "save_async",
-          [](Self& self, uint64_t step, const Batch& batch, nb::kwargs arguments) {
+          [](Self& self, uint64_t step, Batch& batch, nb::kwargs arguments) {
             const auto progress = std::make_shared<BackgroundProgress>();
             core::SaveOptions options = ToSaveOptions(arguments);
             options.progress = Recorder(progress);
+            if (!batch.is_held) {
+              options.hold_memory = [&](auto addresses) { return batch.Hold(addresses); };
+            }
             options.check_memory = batch.MemoryCheck(batch.state.tree);
-            auto handle = self.Use([&](Store& store) {
+            using Handle = std::optional<core::SaveHandle>;
+            Handle handle = self.Use([&](Store& store) -> Result<Handle> {
               const MutexLock one_caller(self.saver_mutex_);
               if (!self.saver_) self.saver_ = std::make_unique<core::AsyncSaver>(&store);
-              return self.saver_->Save(step, batch.state, options);
+              auto saved = self.saver_->Save(step, batch.state, options);
+              if (!saved && batch.is_outdated) return Handle();
+              return saved;
             });
-            return SaveHandle(std::move(handle), progress);
+            using Returned = std::optional<SaveHandle>;
+            return handle ? Returned(SaveHandle(*std::move(handle), progress)) : Returned();
           },
           nb::arg("step"), nb::arg("batch"), nb::arg("options"));
   // What a step contains.

@@ -129,6 +129,10 @@ bool TorchAccess::IsSize(nb::handle value) const {
   return size_type_.is_valid() && value.type().is(size_type_);
 }
 
+bool TorchAccess::IsPlainTensor(nb::handle value) const {
+  return api_ != nullptr && (value.type().is(tensor_type_) || value.type().is(parameter_type_));
+}
+
 bool TorchAccess::IsTensorSubclass(nb::handle value) const {
   if (!tensor_type_.is_valid()) return false;
   PyTypeObject* type = Py_TYPE(value.ptr());
@@ -140,46 +144,56 @@ bool TorchAccess::IsTensorSubclass(nb::handle value) const {
 }
 
 std::optional<TensorMemory> TorchAccess::FindMemory(nb::handle value) const {
-  if (api_ == nullptr) return std::nullopt;
-  if (!value.type().is(tensor_type_) && !value.type().is(parameter_type_)) return std::nullopt;
+  if (!IsPlainTensor(value)) return std::nullopt;
   // With the fields of torch's CheckpointableTensor it is a shard, which Python code describes.
   if (PyObject_HasAttr(value.ptr(), global_shape_name_.ptr()) == 1) return std::nullopt;
   // A failure takes torch a millisecond, and meta tensors are usually many.
   if (has_failed_ && nb::handle(value.attr("is_meta")).is(nb::handle(Py_True))) return std::nullopt;
+  auto memory = Describe(value);
+  if (!memory || IsComplex(memory->dtype) || IsNegated(value)) return std::nullopt;
+  // Python code does not run between this call and the description, so that both see one storage.
+  memory->storage =
+      nb::steal(PyObject_CallMethodObjArgs(value.ptr(), storage_name_.ptr(), nullptr));
+  if (memory->storage.is_valid()) return memory;
+  PyErr_Clear();
+  return std::nullopt;
+}
+
+std::optional<TensorMemory> TorchAccess::Describe(nb::handle tensor_object) const {
+  if (!IsPlainTensor(tensor_object)) return std::nullopt;
   dlpack::Tensor tensor{};
-  if (api_->describe(value.ptr(), &tensor) != 0) {
+  if (api_->describe(tensor_object.ptr(), &tensor) != 0) {
     PyErr_Clear();  // the Python side finds out and reports the reason
     has_failed_ = true;
     return std::nullopt;
   }
-  const core::DType dtype = DTypeOf(value, tensor.dtype);
-  if (dtype == core::DType::kUnknown || IsComplex(dtype) || IsNegated(value)) return std::nullopt;
   const std::optional<int> device = ReachedDevice(tensor.device);
-  if (!device || tensor.byte_offset != 0) return std::nullopt;
+  const core::DType dtype = DTypeOf(tensor_object, tensor.dtype);
+  if (!device || tensor.byte_offset != 0 || dtype == core::DType::kUnknown) return std::nullopt;
   const auto dims = static_cast<size_t>(tensor.ndim);
   if (dims > 0 && (tensor.shape == nullptr || tensor.strides == nullptr)) return std::nullopt;
   const std::span<const int64_t> shape(tensor.shape, dims);
   // The storage was freed, unless there is nothing to store.
   const bool is_empty = std::ranges::find(shape, 0) != shape.end();
   if (tensor.data == nullptr && !is_empty) return std::nullopt;
-  // Python code does not run between this call and the one above, so that both see one storage.
-  nb::object storage =
-      nb::steal(PyObject_CallMethodObjArgs(value.ptr(), storage_name_.ptr(), nullptr));
-  if (!storage.is_valid()) {
-    PyErr_Clear();
-    return std::nullopt;
-  }
   return TensorMemory{.dtype = dtype,
                       .shape = shape,
                       .strides = {tensor.strides, dims},
                       .data = static_cast<std::byte*>(tensor.data),
                       .device = *device,
-                      .storage = std::move(storage)};
+                      .storage = {}};
+}
+
+bool TorchAccess::HasView(nb::handle value, const core::TensorView& view) const {
+  const auto memory = Describe(value);
+  return memory && memory->device == core::kHostDevice && memory->data == view.data &&
+         memory->dtype == view.dtype && std::ranges::equal(memory->shape, view.shape) &&
+         (view.strides.empty() ? memory->is_contiguous()
+                               : std::ranges::equal(memory->strides, view.strides));
 }
 
 const std::byte* TorchAccess::FindData(nb::handle value) const {
-  if (api_ == nullptr) return nullptr;
-  if (!value.type().is(tensor_type_) && !value.type().is(parameter_type_)) return nullptr;
+  if (!IsPlainTensor(value)) return nullptr;
   dlpack::Tensor tensor{};
   if (api_->describe(value.ptr(), &tensor) != 0) {
     PyErr_Clear();

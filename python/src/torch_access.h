@@ -106,6 +106,9 @@ class TorchAccess {
   /// code.
   std::optional<TensorMemory> FindMemory(nb::handle value) const;
 
+  /// Returns true if FindMemory, should it find memory of this host, would find `view`. Only
+  /// FindMemory finds out whether the numbers are lazily negated or are those of a shard.
+  bool HasView(nb::handle value, const core::TensorView& view) const;
   /// Where the memory of a tensor begins; null for objects that are not plain tensors.
   const std::byte* FindData(nb::handle value) const;
   /// Returns true if the storage of a borrowed tensor has got other memory since.
@@ -119,7 +122,10 @@ class TorchAccess {
                   std::span<const uint64_t> shape) const;
 
  private:
-  // `wire`: the description of the dtype by DLPack.
+  bool IsPlainTensor(nb::handle value) const;
+  // Returns the memory of a plain tensor without its storage.
+  std::optional<TensorMemory> Describe(nb::handle tensor_object) const;
+  // `wire`: the description of the dtype by DLPack. kUnknown: it has no code.
   core::DType DTypeOf(nb::handle tensor, const nb::dlpack::dtype& wire) const;
   bool IsNegated(nb::handle tensor) const;
   std::optional<int> ReachedDevice(const dlpack::Device& device) const;

@@ -2,6 +2,7 @@
 
 #include "python/src/walk.h"
 
+#include <algorithm>
 #include <unordered_map>
 #include <utility>
 
@@ -73,6 +74,14 @@ Children ChildrenOf(const nb::object& container, NodeKind kind) {
   return children;
 }
 
+// May return false for keys of unusual types.
+bool IsSameKey(const nb::object& a, const nb::object& b) {
+  if (a.is(b)) return true;
+  const bool is_usual = PyUnicode_CheckExact(a.ptr()) || PyLong_CheckExact(a.ptr());
+  return is_usual && a.type().is(b.type()) &&
+         PyObject_RichCompareBool(a.ptr(), b.ptr(), Py_EQ) == 1;
+}
+
 class Walker {
  public:
   Walker(const TorchAccess& torch, nb::object key_of)
@@ -88,6 +97,20 @@ class Walker {
     Descend(0, 0);
     core::EscapeEqualNames(walk_.tree);
     return std::move(walk_);
+  }
+
+  // See VisitIfSame. Begins at the given node, and advances `node` to the one after its last child.
+  bool Visit(nb::handle value, const core::StateTree& tree, const std::vector<nb::object>& keys,
+             const LeafVisitor& visit, uint32_t& node) const {
+    const core::Node& known = tree.nodes[node++];
+    if (!core::IsContainer(known.kind)) return visit(node - 1, value);
+    if (KindOf(value) != known.kind) return false;
+    const Children children = ChildrenOf(nb::borrow(value), known.kind);
+    return children.size() == known.child_count && std::ranges::all_of(children, [&](auto& child) {
+             const bool has_key =
+                 !core::IsMapping(known.kind) || IsSameKey(child.first, keys[node]);
+             return has_key && Visit(child.second, tree, keys, visit, node);
+           });
   }
 
  private:
@@ -174,6 +197,12 @@ std::string Walk::Fqn(uint32_t node) const {
 
 Walk WalkState(nb::handle state, const TorchAccess& torch, nb::object key_of) {
   return Walker(torch, std::move(key_of)).Run(state);
+}
+
+bool VisitIfSame(nb::handle state, const core::StateTree& tree, const std::vector<nb::object>& keys,
+                 const TorchAccess& torch, const LeafVisitor& visit) {
+  uint32_t node = 0;
+  return Walker(torch, {}).Visit(state, tree, keys, visit, node);
 }
 
 }  // namespace cairn::python

@@ -5,6 +5,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <functional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -45,5 +46,13 @@ struct Walk {
 /// core::kMaxTreeLevels levels deep, and for tensor subclasses that cannot be described.
 /// `key_of` takes the place of cairn._base.tree.key_of if it is not null.
 Walk WalkState(nb::handle state, const TorchAccess& torch, nb::object key_of = {});
+
+using LeafVisitor = std::function<bool(uint32_t node, nb::handle leaf)>;
+/// Calls `visit` for each leaf of a state, in tree order, as long as it returns true and the state
+/// has the tree of a walk, with `keys` by node. Returns true if this was so for all. Requires a
+/// tree without tensor subclasses. Cheap if the keys are the same objects; returns false for other
+/// keys than str and int that are not.
+bool VisitIfSame(nb::handle state, const core::StateTree& tree, const std::vector<nb::object>& keys,
+                 const TorchAccess& torch, const LeafVisitor& visit);
 
 }  // namespace cairn::python

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstring>
 #include <deque>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -43,9 +44,9 @@ struct Task {
   uint64_t offset_bytes = 0;
   // Not null: the chunk may be unchanged or become a delta.
   const SavedChunks::Chunk* base = nullptr;
-  size_t chunk = 0;        // index into PlanLayout::chunks
-  size_t first_chunk = 0;  // of the shard
-  ShardTasks* tasks = nullptr;
+  size_t chunk = 0;             // index into PlanLayout::chunks
+  size_t first_chunk = 0;       // of the shard
+  ShardTasks* tasks = nullptr;  // null: only compares the chunk
 };
 
 bool MayHaveDelta(const Task& task) {
@@ -121,6 +122,12 @@ ChunkPages CopyAndEncode(std::span<const std::byte> bytes, std::span<std::byte> 
 }
 
 void RunTask(const Task& task, std::byte* area, StagedDeltaScratch* scratch, SavePlan& plan) {
+  if (task.tasks == nullptr) {
+    const HostPayload payload(task.source, task.begin_bytes, task.length_bytes);
+    if (payload.ComputeDigest() == task.base->digest)
+      plan.unchanged[task.chunk] = task.base->digest;
+    return;
+  }
   const std::span<std::byte> target(area + task.offset_bytes, task.length_bytes);
   if (!task.source.is_contiguous()) {
     return GatherBytes(task.source.view(), task.begin_bytes, target);
@@ -141,18 +148,23 @@ void RunTask(const Task& task, std::byte* area, StagedDeltaScratch* scratch, Sav
   std::memcpy(target.data(), bytes.data(), bytes.size());
 }
 
-// A shard that is not copied. `base`: its first chunk in the last save.
-Result<void> TakeFromBase(SavePlan& plan, size_t index, const SavedChunks::Chunk* base) {
+// A shard that is not copied. `base`: its first chunk in the last save. Adds the chunk that is
+// compared as a task.
+void TakeFromBase(SavePlan& plan, size_t index, const SavedChunks::Chunk* base,
+                  std::vector<Task>& tasks) {
   const PlannedShard& shard = plan.shards()[index];
   for (size_t i = shard.first_chunk; i < shard.end_chunk; ++i, ++base) {
-    plan.unchanged[i] = base->digest;
-    if (i != plan.compared_chunk) continue;
+    if (i != plan.compared_chunk) {
+      plan.unchanged[i] = base->digest;
+      continue;
+    }
     const ShardChunk& chunk = plan.layout->chunks[i];
-    const HostPayload payload(plan.SourceOf(index), chunk.begin_bytes, chunk.length_bytes);
-    if (payload.ComputeDigest() == base->digest) continue;
-    return Fail(NotUnchangedError(plan.tensors()[shard.tensor].fqn));
+    tasks.push_back({.source = plan.SourceOf(index),
+                     .begin_bytes = chunk.begin_bytes,
+                     .length_bytes = chunk.length_bytes,
+                     .base = base,
+                     .chunk = i});
   }
-  return {};
 }
 
 // Where each shard in host memory is in the area, and the length of the area. Long values are last:
@@ -198,7 +210,8 @@ Result<void> StagingArea::Reserve(uint64_t bytes) {
   return {};
 }
 
-Result<void> StagingArea::Stage(SavePlan& plan, const SavedChunks* base, uint32_t max_deltas) {
+Result<void> StagingArea::Stage(SavePlan& plan, const SavedChunks* base,
+                                const SaveOptions& options) {
   const PlanLayout& layout = *plan.layout;
   const auto [offsets_bytes, total_bytes] = LayOut(layout);
   std::vector<uint64_t> of_tensors;
@@ -207,14 +220,15 @@ Result<void> StagingArea::Stage(SavePlan& plan, const SavedChunks* base, uint32_
   }
   // In another layout, a shard would be overwritten before it is compared. Long values that have
   // moved are compared in vain.
-  plan.has_deltas = max_deltas > 0 && base != nullptr && of_tensors == tensor_offsets_bytes_ &&
-                    total_bytes <= capacity_bytes_;
+  plan.has_deltas = options.max_deltas > 0 && base != nullptr &&
+                    of_tensors == tensor_offsets_bytes_ && total_bytes <= capacity_bytes_;
   if (plan.has_deltas && scratch_.empty()) scratch_.resize(pool_.thread_count());
   tensor_offsets_bytes_.clear();
   CAIRN_TRY(Reserve(total_bytes));
   if (base != nullptr) plan.unchanged.resize(layout.chunks.size());
   if (plan.has_deltas) plan.pages.resize(layout.chunks.size());
   std::vector<Task> tasks;
+  std::optional<uint32_t> compared;  // the tensor of the chunk that is only compared
   std::deque<ShardTasks> shard_tasks;
   BaseCursor cursor(base, layout);
   for (size_t i = 0; i < layout.shards.size(); ++i) {
@@ -224,13 +238,20 @@ Result<void> StagingArea::Stage(SavePlan& plan, const SavedChunks* base, uint32_
     const SavedChunks::Chunk* const first =
         found != nullptr ? &base->chunks[found->first_chunk] : nullptr;
     if (plan.sources[i].is_stated_unchanged && found != nullptr) {
-      CAIRN_TRY(TakeFromBase(plan, i, first));
+      const size_t known = tasks.size();
+      TakeFromBase(plan, i, first, tasks);
+      if (tasks.size() > known) compared = shard.tensor;
       continue;
     }
     ShardTasks& of_shard = shard_tasks.emplace_back();
     of_shard.element_bytes = schema::ElementBytes(layout.tensors[shard.tensor].dtype);
-    of_shard.max_deltas = plan.has_deltas ? max_deltas : 0;
+    of_shard.max_deltas = plan.has_deltas ? options.max_deltas : 0;
     AddTasks(plan, i, offsets_bytes[i], first, of_shard, tasks);
+  }
+  if (options.hold_memory) {
+    std::vector<const std::byte*> addresses;
+    for (const Task& task : tasks) addresses.push_back(task.source.data);
+    CAIRN_TRY(options.hold_memory(addresses));
   }
   const auto groups =
       GroupByBytes(std::span(tasks), [](const Task& task) { return task.length_bytes; });
@@ -239,6 +260,9 @@ Result<void> StagingArea::Stage(SavePlan& plan, const SavedChunks* base, uint32_
       RunTask(task, memory_, plan.has_deltas ? &scratch_[worker] : nullptr, plan);
     }
   });
+  if (compared && !plan.unchanged[*plan.compared_chunk]) {
+    return Fail(NotUnchangedError(layout.tensors[*compared].fqn));
+  }
   tensor_offsets_bytes_ = std::move(of_tensors);
   for (size_t i = 0; i < layout.shards.size(); ++i) {
     if (layout.shards[i].on_device()) continue;

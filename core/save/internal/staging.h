@@ -9,6 +9,7 @@
 #include "core/codec/internal/delta_encoder.h"
 #include "core/save/internal/save_plan.h"
 #include "core/save/internal/saved_chunks.h"
+#include "core/save/save_options.h"
 #include "kv/base/digest.h"
 #include "kv/io/worker_pool.h"
 
@@ -37,12 +38,13 @@ class StagingArea {
   /// less than a copy, and are not copied if they are still unchanged (SavePlan::unchanged).
   /// Chunks that had changed are assumed to have changed again. Nothing is copied of shards that
   /// the caller states to be unchanged. kInvalidArgument: one of them has changed
-  /// (SaveOptions::unchanged).
+  /// (SaveOptions::unchanged). Calls SaveOptions::hold_memory before it reads anything.
   ///
-  /// With `max_deltas`, changed chunks with fewer deltas are compared with what this area contains,
-  /// if the plan has the same layout as the one before. If that is the chunk of `base`, which its
-  /// digest proves, and a delta pays off, the delta and the page digests are added to the plan.
-  Result<void> Stage(SavePlan& plan, const SavedChunks* base, uint32_t max_deltas = 0);
+  /// With SaveOptions::max_deltas, changed chunks with fewer deltas are compared with what this
+  /// area contains, if the plan has the same layout as the one before. If that is the chunk of
+  /// `base`, which its digest proves, and a delta pays off, the delta and the page digests are
+  /// added to the plan.
+  Result<void> Stage(SavePlan& plan, const SavedChunks* base, const SaveOptions& options);
 
   /// Address space that is held. Only what was ever copied to occupies memory.
   uint64_t capacity_bytes() const { return capacity_bytes_; }

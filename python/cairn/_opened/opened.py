@@ -67,6 +67,8 @@ class Opened:
         self.map_checks = MapChecks()
         # Host copies of tensors on devices, reused by the next save. Guarded by copies_lock.
         self.copies = HostCopies()
+        # Of the last save_async, if it stated what is unchanged. Guarded by copies_lock.
+        self.known: _cairn.Batch | None = None
         self.copies_lock = threading.Lock()
         # Tensors in device memory that running saves may still read. The handles empty the lists.
         # Set by a save that holds copies_lock, and so is last_save.

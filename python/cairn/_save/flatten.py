@@ -37,17 +37,21 @@ def flatten(
     bytes_io: bool = True,
     parts: bool = False,
     refusals: Refusals | None = None,
+    known: _cairn.Batch | None = None,
 ) -> FlatState:
     """Flattens the leaves that `patterns` select.
 
     The batch borrows the memory of the tensors and keeps its owners alive. Tensors that C++ cannot
     access are copied into `copies`, by default into memory of this batch. With `parts`, one rank
     alone may hold a part of a tensor. Leaves of type _cairn.Pickle are saved as pickles, and with
-    `bytes_io` those of type io.BytesIO as bytes.
+    `bytes_io` those of type io.BytesIO as bytes. `known`, a released batch, is used if it
+    describes this state; C++ then keeps the memory of what the save reads when it asks for it.
 
     Raises Invalid for leaves that cannot be saved, all of them together. With `refusals`, they are
     added to it instead, and the batch has None in their place.
     """
+    if known is not None and not patterns and known.take_again(state):
+        return FlatState(known, {}, {}, patterns)
     found = Refusals() if refusals is None else refusals
     shards = Shards(ranks)
     sources = Sources(shards, copies, parts=parts)

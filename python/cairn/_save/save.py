@@ -52,15 +52,22 @@ def save_async(
     """See `Store.save_async`."""
     mirrors = opened.checked_mirrors(mirror)
     with opened.copies_lock:
-        prepared = _begin(opened, "save_async", step, state, options, opened.copies)
-        # The store keeps them alive even if Ctrl-C arrives before there is a handle.
-        tensors = prepared.batch.device_owners()
-        opened.unstaged.append(tensors)
-        try:
-            native = opened.native.save_async(**prepared.arguments)
-        except Exception:
-            opened.unstaged.pop()
-            raise
+        is_stated = bool(options.tuned("unchanged")) and opened.ranks.world_size == 1
+        known = opened.known if is_stated else None
+        opened.known = native = None
+        while native is None:  # another thread has given tensors of a known state other memory
+            prepared = _begin(opened, "save_async", step, state, options, opened.copies, known)
+            known = None
+            # The store keeps them alive even if Ctrl-C arrives before there is a handle.
+            tensors = prepared.batch.device_owners()
+            opened.unstaged.append(tensors)
+            try:
+                native = opened.native.save_async(**prepared.arguments)
+            except Exception:
+                opened.unstaged.pop()
+                raise
+        if is_stated and prepared.batch.release():
+            opened.known = prepared.batch
         follow = Follow(progress, opened.ranks.rank, opened.mirrors)
         handle = SaveHandle(native, prepared.step, tensors, prepared.streams, follow)
         opened.last_save = handle
@@ -77,9 +84,10 @@ def _begin(
     state: Any,
     options: SaveOptions,
     copies: HostCopies | None,
+    known: _cairn.Batch | None = None,
 ) -> PreparedSave:
     opened.ranks.begin(call)
-    prepared = prepare_save(opened, opened.ranks, step, state, options, copies)
+    prepared = prepare_save(opened, opened.ranks, step, state, options, copies, known)
     continue_from_loaded(opened.native, prepared.step)
     return prepared
 
@@ -102,12 +110,14 @@ def prepare_save(
     state: Any,
     options: SaveOptions,
     copies: HostCopies | None,
+    known: _cairn.Batch | None = None,
 ) -> PreparedSave:
     """Prepares a save of `state` as `step`. Collective.
 
     Args:
         opened: None: the store is not open yet, and the step is not looked for.
         copies: where tensors that C++ cannot read are copied; None: memory of this save alone.
+        known: the released batch of a state that may be the same.
 
     Raises Conflict or Invalid on all ranks if one of them raises it.
     """
@@ -131,7 +141,7 @@ def prepare_save(
             buffers.update(adapter.buffers())
         patterns = all_patterns(pattern_list(options.keys), prefix, adapter.frozen)
         allow_pickle = options.allow_pickle
-        return arguments, flatten(adapter.state, allow_pickle, ranks, patterns, copies)
+        return arguments, flatten(adapter.state, allow_pickle, ranks, patterns, copies, known=known)
 
     arguments, flat = prepare_together(ranks, prepare, differing, lambda: buffers)
     streams = current_streams(flat.batch.devices())

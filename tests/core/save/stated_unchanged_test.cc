@@ -1,6 +1,9 @@
 // SaveOptions::unchanged: what the caller states not to have changed is not read, except for one
 // chunk of each save.
 
+#include <set>
+#include <span>
+
 #include "core/async_save.h"
 #include "core/save/save_options.h"
 #include "core/state_dict/key_name.h"
@@ -160,6 +163,31 @@ TEST_F(StatedUnchangedTest, AnAsyncSaveCopiesNothingOfIt) {
   // The staging memory lacks the changed chunk, so the next delta must not be relative to it.
   CAIRN_ASSERT_OK(save(14, {.max_deltas = 4, .chunk_bytes = kChunkBytes}));
   EXPECT_EQ(LoadBytes(14, "frozen"), frozen_.bytes);
+}
+
+TEST_F(StatedUnchangedTest, MemoryIsHeldBeforeItIsReadAndOnlyThen) {
+  const TestTensor other(DType::kUInt8, {kChunkBytes}, 3);
+  state_.root().Tensor("other", other.view());
+  SaveOptions options{.unchanged = {"frozen", "other"}, .chunk_bytes = kChunkBytes};
+  std::set<const std::byte*> held;
+  options.hold_memory = [&](std::span<const std::byte* const> addresses) -> Result<void> {
+    held = {addresses.begin(), addresses.end()};
+    Change(trained_, 0);
+    return {};
+  };
+  const std::byte* const frozen = frozen_.bytes.data();
+  const std::byte* const trained = trained_.bytes.data();
+  AsyncSaver saver(store.get());
+  CAIRN_ASSERT_OK(SaveAndWait(saver, 1, state_, options));
+  EXPECT_EQ(held, std::set({frozen, trained, other.bytes.data()}));
+  // Of 9 stated chunks, step 10 compares that of index 1, which is one of `frozen`.
+  CAIRN_ASSERT_OK(SaveAndWait(saver, 10, state_, options));
+  EXPECT_EQ(held, std::set({frozen, trained}));
+  EXPECT_EQ(LoadBytes(10, "trained"), trained_.bytes);
+  options.hold_memory = [](auto) -> Result<void> { return Fail(ErrorCode::kUnavailable, "freed"); };
+  EXPECT_THAT(saver.Save(11, state_, options), IsError(ErrorCode::kUnavailable, "freed"));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto steps, store->StepNumbers());
+  EXPECT_EQ(steps.back(), 10u);
 }
 
 TEST_F(StatedUnchangedTest, AColumnIsComparedWhenItIsStaged) {
