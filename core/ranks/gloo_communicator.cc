@@ -3,19 +3,23 @@
 #include <fmt/format.h>
 #include <limits.h>
 #include <net/if.h>
+#include <netdb.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstring>
+#include <memory>
 #include <utility>
 
 #include "core/ranks/gather_values.h"
 #include "core/ranks/internal/gloo_group.h"
-#include "core/ranks/internal/host_address.h"
 #include "core/ranks/internal/message_codec.h"
 #include "core/ranks/internal/rendezvous.h"
 #include "core/ranks/local_communicator.h"
+#include "kv/io/file_descriptor.h"
 #include "kv/storage/open/open_storage.h"
 
 namespace cairn::core {
@@ -209,16 +213,68 @@ Result<void> CheckOptions(const GlooOptions& options) {
   return {};
 }
 
+/// Returns the numeric form of an address of `host` that `find(resolved, found)` accepts: it writes
+/// an address to `found`, and returns its length, or 0 and sets errno. `port` is that of the
+/// resolved ones. The resolver of the system has its own time limit.
+template <typename Find>
+Result<std::string> FindAddress(const std::string& host, const char* port, const char* failure,
+                                const Find& find) {
+  const addrinfo hints{.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
+  addrinfo* resolved = nullptr;
+  int failed = ::getaddrinfo(host.c_str(), port, &hints, &resolved);
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(resolved, &::freeaddrinfo);
+  if (failed != 0) {
+    return Fail(ErrorCode::kUnavailable,
+                fmt::format("cannot look up {}: {}", host, ::gai_strerror(failed)));
+  }
+  for (const addrinfo* address = resolved; address != nullptr; address = address->ai_next) {
+    sockaddr_storage found{};
+    const socklen_t length = find(*address, found);
+    failed = errno;
+    char name[NI_MAXHOST];
+    if (length > 0 && ::getnameinfo(reinterpret_cast<const sockaddr*>(&found), length, name,
+                                    sizeof(name), nullptr, 0, NI_NUMERICHOST) == 0) {
+      return std::string(name);
+    }
+  }
+  return Fail(SystemError(failed, fmt::format("{} {}", failure, host)));
+}
+
+/// Returns the address of this host on the route to `host`. Sends nothing. kUnavailable: there is
+/// no route.
+Result<std::string> LocalAddressTowards(const std::string& host) {
+  // Connecting a datagram socket only chooses the route; the port has no meaning.
+  return FindAddress(host, "1", "there is no route to", [](const addrinfo& to, auto& own) {
+    const kv::FileDescriptor socket(::socket(to.ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    socklen_t length = sizeof(own);
+    const bool is_found =
+        socket.is_open() && ::connect(socket.get(), to.ai_addr, to.ai_addrlen) == 0 &&
+        ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&own), &length) == 0;
+    return is_found ? length : 0;
+  });
+}
+
+/// Returns the first address that `host` resolves to and that belongs to this host. kUnavailable:
+/// there is none.
+Result<std::string> AddressOfThisHost(const std::string& host) {
+  return FindAddress(host, "0", "cannot listen at", [](const addrinfo& at, auto& own) {
+    const kv::FileDescriptor socket(::socket(at.ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    if (!socket.is_open() || ::bind(socket.get(), at.ai_addr, at.ai_addrlen) != 0) return 0u;
+    std::memcpy(&own, at.ai_addr, at.ai_addrlen);
+    return at.ai_addrlen;
+  });
+}
+
 /// Returns an address in numeric form on which this host can listen. Gloo must not get any other:
 /// it reads uninitialized memory if it cannot resolve a name, and leaks memory if it cannot listen.
 Result<std::string> OwnAddress(const GlooOptions& options) {
-  if (!options.interface.empty()) return internal::AddressOfThisHost(options.interface);
-  if (!options.route_to.empty()) return internal::LocalAddressTowards(options.route_to);
+  if (!options.interface.empty()) return AddressOfThisHost(options.interface);
+  if (!options.route_to.empty()) return LocalAddressTowards(options.route_to);
   char name[HOST_NAME_MAX + 1] = {};
   if (::gethostname(name, sizeof(name) - 1) != 0) {
     return Fail(SystemError(errno, "cannot get the host's name"));
   }
-  return internal::AddressOfThisHost(name);
+  return AddressOfThisHost(name);
 }
 
 Result<std::shared_ptr<Device>> MakeDevice(const GlooOptions& options) {

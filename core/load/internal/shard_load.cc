@@ -19,7 +19,6 @@
 #include <map>
 #include <set>
 
-#include "core/load/internal/group_load.h"
 #include "core/load/internal/load.h"
 #include "core/load/internal/read_plan.h"
 #include "core/ranks/communicator.h"
@@ -28,13 +27,20 @@
 #include "core/ranks/status_agreement.h"
 #include "core/state_dict/internal/leaves.h"
 #include "core/step/internal/lookup.h"
+#include "core/step/internal/tensor_records.h"
 #include "core/tensor/internal/replica_group.h"
+#include "core/tensor/internal/tensor_stream.h"
 #include "kv/base/catch_exhaustion.h"
 #include "kv/base/digest.h"
 #include "kv/base/div.h"
 
 namespace cairn::core::internal {
 namespace {
+
+// Returns the memory of a target as a view of the bytes that it contains.
+TensorView AsView(const TensorTarget& target) {
+  return {target.dtype, target.shape, target.strides, target.data, target.device};
+}
 
 // Requires a view of writable memory: one from AsView, or of a Sharding that is a load's target.
 TensorTarget AsTarget(const TensorView& view) {
@@ -146,6 +152,126 @@ class BackgroundLoad {
   std::atomic<uint64_t> done_bytes_ = 0;
   std::atomic<bool> is_cancelled_ = false;
   std::future<Result<LoadReport>> result_;  // destroyed first: it waits for the load
+};
+
+// A box that all ranks of a group need and one of them reads.
+struct GroupItem {
+  const std::string* fqn = nullptr;
+  Box box;
+  TensorTarget target;  // target of the box
+  uint64_t bytes = 0;
+};
+
+// The load of one group of ranks, which read items and send them to each other. The items are
+// divided into windows, which are read and sent one after another, and each window into one share
+// per rank. All ranks of the group add the same items and divide them in the same way. Threads:
+// one at a time.
+class GroupLoad {
+ public:
+  GroupLoad(const ReplicaGroup& group, uint32_t rank) : place_(group.MembershipOf(rank)) {}
+
+  const ReplicaGroup::Membership& place() const { return place_; }
+  void Add(GroupItem item) {
+    total_bytes_ += item.bytes;
+    items_.push_back(std::move(item));
+  }
+  /// Bytes that each rank of the group reads, on average.
+  uint64_t share_bytes() const { return total_bytes_ / place_.size; }
+
+  /// Call once, after the last Add. Requires `window_count > 0`.
+  void Divide(uint64_t window_count) {
+    CAIRN_CHECK(begins_.empty() && window_count > 0);
+    const uint64_t share_count = window_count * place_.size;
+    uint64_t before_bytes = 0;
+    for (size_t i = 0; i < items_.size(); ++i) {
+      const uint64_t share = ShareOf(before_bytes + items_[i].bytes / 2, total_bytes_, share_count);
+      while (begins_.size() <= share) begins_.push_back(i);
+      before_bytes += items_[i].bytes;
+    }
+    while (begins_.size() <= share_count) begins_.push_back(items_.size());
+  }
+
+  // After Divide:
+
+  void AddOwnRequests(uint64_t window, std::vector<LoadRequest>& requests) const {
+    for (const GroupItem& item : ShareOfMember(window, place_.index)) {
+      requests.push_back({.fqn = *item.fqn, .box = item.box, .target = item.target});
+    }
+  }
+
+  /// Checks that all ranks of the group have planned the same items. Collective over the group.
+  /// kInvalidArgument: they have not.
+  Result<void> CheckAgreed(Communicator& group, const kv::StepInfo& step) const {
+    std::string plan = fmt::format("{} {} {}", step.step, step.generation, step.attempt);
+    for (const GroupItem& item : items_) {
+      plan += fmt::format("|{} {} {} {}", *item.fqn, FormatNumbers(item.box.offsets),
+                          FormatNumbers(item.box.sizes), item.bytes);
+    }
+    const kv::Digest own = kv::PayloadDigest(std::as_bytes(std::span(plan)));
+    CAIRN_TRY_ASSIGN(const std::vector<kv::Digest> all, AllGatherValues(group, own));
+    if (all.size() == place_.size && static_cast<uint64_t>(group.rank()) == place_.index &&
+        std::ranges::count(all, own) == std::ssize(all)) {
+      return {};
+    }
+    return Fail(Error{.code = ErrorCode::kInvalidArgument,
+                      .message =
+                          "ranks that read for each other request different steps, keys, meshes "
+                          "or placements; request the same, or load without read_once",
+                      .key = items_.empty() ? std::string() : *items_.front().fqn});
+  }
+
+  void AddDevices(std::set<int>& devices) const {
+    for (const GroupItem& item : items_) {
+      if (item.target.device != kHostDevice) devices.insert(item.target.device);
+    }
+  }
+
+  /// Sends this rank's share of a window to the group and receives the shares of the others.
+  /// Collective over the group. Requires a mover with a buffer of at least max(buffer_bytes, one
+  /// byte per rank).
+  Result<void> Exchange(uint64_t window, Communicator& group, RoundMover& mover,
+                        uint64_t buffer_bytes) const {
+    const uint64_t round_bytes = std::max<uint64_t>(buffer_bytes / place_.size, 1);
+    TensorStream<TensorView> mine;
+    for (const GroupItem& item : ShareOfMember(window, place_.index)) mine.Add(AsView(item.target));
+    std::vector<TensorStream<TensorTarget>> shares(place_.size);
+    uint64_t longest = 0;
+    for (uint64_t member = 0; member < place_.size; ++member) {
+      for (const GroupItem& item : ShareOfMember(window, member)) shares[member].Add(item.target);
+      longest = std::max(longest, shares[member].length_bytes());
+    }
+    for (uint64_t at = 0; at < longest; at += round_bytes) {
+      const auto count_of = [&](uint64_t member) {
+        const uint64_t length = shares[member].length_bytes();
+        return std::min(length - std::min(at, length), round_bytes);
+      };
+      mover.Begin();
+      CAIRN_TRY_ASSIGN(const ByteView own, mover.Source(mine, at, count_of(place_.index)));
+      std::vector<ByteView> sent(place_.size, own);
+      std::vector<ByteTarget> parts(place_.size);
+      for (uint64_t member = 0; member < place_.size; ++member) {
+        if (member != place_.index)
+          parts[member] = mover.Target(shares[member], at, count_of(member));
+      }
+      sent[place_.index] = {};
+      CAIRN_TRY(mover.Packed());
+      CAIRN_TRY(group.AllToAll(sent, parts));
+      CAIRN_TRY(mover.Unpack());
+    }
+    return {};
+  }
+
+ private:
+  std::span<const GroupItem> ShareOfMember(uint64_t window, uint64_t member) const {
+    const uint64_t share = window * place_.size + member;
+    return std::span(items_).subspan(begins_[share], begins_[share + 1] - begins_[share]);
+  }
+
+  const ReplicaGroup::Membership place_;
+  std::vector<GroupItem> items_;
+  uint64_t total_bytes_ = 0;  // of the items
+  // First item of each member's share of each window, in this order, and the end.
+  std::vector<size_t> begins_;
 };
 
 // A load in which each box is read once. Groups are in the order in which the targets name them,
