@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <set>
 #include <span>
 #include <string_view>
 #include <thread>
@@ -15,14 +16,12 @@
 #include "core/load/map.h"
 #include "core/ranks/gather_v.h"
 #include "core/ranks/status_agreement.h"
-#include "core/rewrite/internal/edit.h"
-#include "core/rewrite/internal/merge.h"
+#include "core/rewrite/internal/rewrite.h"
 #include "core/save/internal/compression_rates.h"
 #include "core/save/internal/device_save.h"
 #include "core/save/internal/plan_cache.h"
 #include "core/save/internal/save.h"
 #include "core/save/internal/save_planner.h"
-#include "core/save/internal/save_queue.h"
 #include "core/save/internal/saved_chunks.h"
 #include "core/step/application_records.h"
 #include "core/step/internal/compress.h"
@@ -92,6 +91,43 @@ Result<std::unique_ptr<kv::Store>> OpenTogether(const std::string& address, kv::
   return store;
 }
 
+/// Runs the saves of a multi-rank store in the order in which they were requested, on whatever
+/// threads they run. Otherwise one rank could wait for the parts of its second attempt while
+/// another rank waits for the decision about its first. Threads: all members are safe.
+class SaveQueue {
+ public:
+  /// Returns the next position in the queue. `on_enter` runs under the lock, so that names that it
+  /// generates are in the order of the queue. Requires one call of Leave for each position.
+  template <typename OnEnter>
+  uint64_t Enter(const OnEnter& on_enter) {
+    const MutexLock lock(mutex_);
+    on_enter();
+    return end_++;
+  }
+  /// Waits until all earlier positions have left.
+  void AwaitTurn(uint64_t position) {
+    const MutexLock lock(mutex_);
+    while (front_ != position) changed_.Wait(mutex_);
+  }
+  /// Removes a position, in any order.
+  void Leave(uint64_t position) {
+    {
+      const MutexLock lock(mutex_);
+      CAIRN_CHECK(position >= front_ && position < end_);
+      left_.insert(position);
+      while (left_.erase(front_) > 0) ++front_;
+    }
+    changed_.NotifyAll();
+  }
+
+ private:
+  Mutex mutex_;
+  CondVar changed_;
+  uint64_t front_ CAIRN_GUARDED_BY(mutex_) = 0;
+  uint64_t end_ CAIRN_GUARDED_BY(mutex_) = 0;
+  std::set<uint64_t> left_ CAIRN_GUARDED_BY(mutex_);  // positions behind front_ that have left
+};
+
 }  // namespace
 
 struct CheckpointStore::Impl {
@@ -132,7 +168,7 @@ struct CheckpointStore::Impl {
   internal::RankInWorld self;
   internal::TreeCache trees;
   internal::CompressionRates rates;
-  internal::SaveQueue queue;            // for a multi-rank store
+  SaveQueue queue;                      // for a multi-rank store
   std::atomic<std::thread::id> writer;  // the thread of Writing
   Mutex writing;                        // held during all of a save, a deletion and the close
   bool closed CAIRN_GUARDED_BY(writing) = false;

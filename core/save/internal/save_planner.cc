@@ -8,9 +8,9 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
-#include "core/save/internal/aliases.h"
 #include "core/state_dict/key_name.h"
 #include "core/state_dict/key_pattern.h"
 #include "core/step/internal/tensor_records.h"
@@ -21,6 +21,105 @@
 
 namespace cairn::core::internal {
 namespace {
+
+// A leaf, memory that aliases share, or the bytes of a long value. Borrows the state and the
+// layout of the plan.
+struct PlannedTensor {
+  std::string_view fqn;
+  const TensorRef* view = nullptr;
+  const Sharding* sharding = nullptr;  // null: replicated
+  const TensorAlias* alias = nullptr;  // null: it has bytes of its own
+  std::optional<uint32_t> value_slot;  // index into StateDict::values, if it is a long value
+  bool is_hidden = false;
+};
+
+// Decides owners and aliases of replicated tensors. In a group of tensors that overlap in memory,
+// the first tensor by FQN that is row-major and covers all memory of the group owns the bytes. If
+// there is none, a hidden uint8 tensor "<first FQN>.__storage__" owns them. Its name is not that
+// of a value, either; not even of a short one, as it may be long on other ranks. Threads: one.
+class AliasPlanner {
+ public:
+  // Requires tensors in key order.
+  AliasPlanner(std::vector<PlannedTensor>& tensors, std::span<const NamedRecord> values,
+               PlanLayout& layout)
+      : tensors_(tensors), values_(values), layout_(layout) {}
+
+  // Sets the aliases, and appends the hidden tensors. Call once. kInvalidArgument: a tensor
+  // without memory, or of impossible size; names the key.
+  Result<void> Plan() {
+    spans_.resize(tensors_.size());
+    for (size_t i = 0; i < spans_.size(); ++i) {
+      if (tensors_[i].sharding != nullptr) continue;
+      auto span = SpanOf(*tensors_[i].view);
+      if (!span) return Fail(std::move(span).error().WithKey(tensors_[i].fqn));
+      spans_[i] = *span;
+    }
+    for (const std::span<size_t> group : OverlapGroups(spans_)) {
+      std::ranges::sort(group);  // by FQN
+      PlanGroup(group);
+    }
+    return {};
+  }
+
+ private:
+  void PlanGroup(std::span<const size_t> group) {
+    MemorySpan all = spans_[group.front()];
+    for (const size_t i : group) {
+      all.begin = std::min(all.begin, spans_[i].begin);
+      all.end = std::max(all.end, spans_[i].end);
+    }
+    const auto owner = std::ranges::find_if(group, [&](size_t i) {
+      return spans_[i].begin == all.begin && spans_[i].end == all.end &&
+             tensors_[i].view->is_contiguous();
+    });
+    // A tensor with gaps or repeats in memory is gathered in row-major order.
+    if (group.size() == 1 && (owner != group.end() || !RepeatsMuch(group.front()))) return;
+    const std::string_view owner_fqn =
+        owner != group.end() ? tensors_[*owner].fqn : AddHidden(group.front(), all);
+    for (const size_t i : group) {
+      if (owner == group.end() || i != *owner) AddAlias(i, owner_fqn, all.begin);
+    }
+  }
+
+  bool RepeatsMuch(size_t i) const {
+    const TensorRef& view = *tensors_[i].view;
+    const uint64_t memory_bytes = static_cast<uint64_t>(spans_[i].end - spans_[i].begin);
+    return *TensorBytes(view.dtype, view.shape) > memory_bytes + kMaxRepeatedBytes;
+  }
+
+  std::string_view AddHidden(size_t first, const MemorySpan& all) {
+    if (names_.empty()) {
+      for (const PlannedTensor& tensor : tensors_) names_.emplace(tensor.fqn);
+      for (const auto& [value_fqn, record] : values_) names_.insert(value_fqn);
+    }
+    std::string fqn = std::string(tensors_[first].fqn) + ".__storage__";
+    while (!names_.insert(fqn).second) fqn += "_";
+    const TensorView bytes{.dtype = DType::kUInt8,
+                           .shape = {all.end - all.begin},
+                           .strides = {},
+                           .data = reinterpret_cast<const std::byte*>(all.begin),
+                           .device = tensors_[first].view->device};
+    tensors_.push_back({.fqn = layout_.memory.Copy(fqn),
+                        .view = layout_.AddView(bytes),
+                        .value_slot = {},
+                        .is_hidden = true});
+    return tensors_.back().fqn;
+  }
+
+  void AddAlias(size_t i, std::string_view owner_fqn, uintptr_t owner_begin) {
+    const TensorRef& view = *tensors_[i].view;
+    std::span<const uint64_t> strides = view.strides;
+    if (strides.empty()) strides = layout_.Copy(RowMajorStrides(view.shape));
+    tensors_[i].alias = &layout_.aliases.emplace_back(TensorAlias{
+        .owner = owner_fqn, .offset_bytes = spans_[i].begin - owner_begin, .strides = strides});
+  }
+
+  std::vector<PlannedTensor>& tensors_;
+  std::span<const NamedRecord> values_;
+  PlanLayout& layout_;
+  std::vector<MemorySpan> spans_;          // one per leaf; empty for sharded ones
+  std::unordered_set<std::string> names_;  // names that are taken; empty until a new name is needed
+};
 
 // Returns the indices [0, count) in the ascending, stable order of key_of(index).
 template <typename Key>
@@ -66,8 +165,27 @@ class SavePlanner {
       : options_(options), self_(self) {}
 
   // Call one of these, once. Errors: see PlanSave.
-  Result<SavePlan> Plan(const StateDict& state);
-  Result<SavePlan> PlanLong(std::span<const std::pair<std::string, Value>> values);
+  Result<SavePlan> Plan(const StateDict& state) {
+    CAIRN_TRY(CheckSaveOptions(options_));
+    CAIRN_TRY(SetReplicatedGroup());
+    CAIRN_TRY_ASSIGN(std::vector<PlannedTensor> tensors, ReadLeaves(state));
+    SortByKey(tensors);  // so that every rank finds the same owner of shared memory
+    CAIRN_TRY(AliasPlanner(tensors, plan_.values, *layout_).Plan());
+    tensors.insert(tensors.end(), long_values_.begin(), long_values_.end());
+    SortByKey(tensors);
+    layout_->structure = EncodeTree(state.tree);
+    return PlanTensors(tensors);
+  }
+
+  Result<SavePlan> PlanLong(std::span<const std::pair<std::string, Value>> values) {
+    std::vector<PlannedTensor> tensors;
+    for (const auto& [fqn, value] : values) {
+      const auto slot = static_cast<uint32_t>(tensors.size());
+      tensors.push_back(LongValue(layout_->memory.Copy(fqn), value, slot));
+    }
+    SortByKey(tensors);
+    return PlanTensors(tensors);
+  }
 
  private:
   // A box that this rank holds.
@@ -77,23 +195,213 @@ class SavePlanner {
     bool is_own = true;  // written by this rank
   };
 
-  Result<void> SetReplicatedGroup();
+  Result<void> SetReplicatedGroup() {
+    replicated_mesh_ = options_.replicated_mesh;
+    if (replicated_mesh_ == nullptr) {
+      CAIRN_TRY_ASSIGN(DeviceMesh world, DeviceMesh::Make({{"world", self_.world_size}}));
+      replicated_mesh_ = std::make_shared<const DeviceMesh>(std::move(world));
+    } else if (!replicated_mesh_->CoordinateOf(self_.rank)) {
+      return Fail(
+          ErrorCode::kInvalidArgument,
+          fmt::format("replicated_mesh lacks rank {}, which holds tensors without a sharding",
+                      self_.rank));
+    }
+    const auto group = ReplicaGroup::Whole(*meshes_.Find(replicated_mesh_.get()));
+    if (group.MembershipOf(self_.rank).size > 1) replicated_group_ = group;
+    return {};
+  }
+
   // Returns the tensors, and sets long_values_.
-  Result<std::vector<PlannedTensor>> ReadLeaves(const StateDict& state);
-  PlannedTensor LongValue(std::string_view fqn, const Value& value, uint32_t slot);
+  Result<std::vector<PlannedTensor>> ReadLeaves(const StateDict& state) {
+    CAIRN_TRY_ASSIGN(const std::vector<LeafName> leaves, LeafNames(state, layout_->memory));
+    for (const TensorView& view : state.tensors) layout_->AddView(view);
+    std::vector<PlannedTensor> tensors;
+    tensors.reserve(leaves.size());
+    for (size_t i = 0; i < leaves.size(); ++i) {
+      const auto& [node, fqn] = leaves[i];
+      const uint32_t slot = state.slot[i];
+      if (!IsTensor(state.tree.nodes[node].kind)) {
+        const Value& value = state.values[slot];
+        if (self_.rank == 0 && IsLong(value)) long_values_.push_back(LongValue(fqn, value, slot));
+        continue;
+      }
+      if (options_.statistics && state.tensors[slot].device != kHostDevice) {
+        return Fail(Error{.code = ErrorCode::kInvalidArgument,
+                          .message =
+                              "a save does not compute the statistics of tensors in device "
+                              "memory; save without them; kv-admin statistics adds them later",
+                          .key = std::string(fqn)});
+      }
+      tensors.push_back({.fqn = fqn,
+                         .view = &layout_->views[slot],
+                         .sharding = FindSharding(state, slot),
+                         .value_slot = {}});
+    }
+    CAIRN_TRY_ASSIGN(plan_.values, EncodeValues(state, leaves, self_.rank == 0));
+    plan_.tensor_count = tensors.size();
+    return tensors;
+  }
+
+  PlannedTensor LongValue(std::string_view fqn, const Value& value, uint32_t slot) {
+    const std::span<const std::byte> bytes = BytesOf(value);
+    const TensorView view{.dtype = DType::kUInt8, .shape = {bytes.size()}, .data = bytes.data()};
+    return {.fqn = fqn, .view = layout_->AddView(view), .value_slot = slot, .is_hidden = true};
+  }
+
   // Plans tensors in key order.
-  Result<SavePlan> PlanTensors(std::span<const PlannedTensor> tensors);
-  void AddWhole(const PlannedTensor& tensor);
-  Result<void> AddSharded(const PlannedTensor& tensor);
+  Result<SavePlan> PlanTensors(std::span<const PlannedTensor> tensors) {
+    layout_->tensors.reserve(tensors.size());
+    held_.reserve(tensors.size());
+    for (const PlannedTensor& tensor : tensors) {
+      if (tensor.sharding == nullptr) {
+        AddWhole(tensor);
+        continue;
+      }
+      plan_.has_shards = true;
+      Result<void> added = AddSharded(tensor);
+      if (!added) return Fail(std::move(added).error().WithKey(tensor.fqn));
+    }
+    for (const auto& [group, shards] : shards_of_group_) DivideAmong(group, shards);
+    layout_->shards.reserve(held_.size());
+    layout_->chunks.reserve(held_.size());
+    plan_.sources.reserve(held_.size());
+    for (const HeldShard& held : held_) {
+      if (held.is_own) CAIRN_TRY(AddChunks(held));
+    }
+    for (const TensorEntry& tensor : layout_->tensors) {
+      if (tensor.alias == nullptr) plan_.logical_bytes += tensor.nbytes;
+    }
+    plan_.layout = layout_;
+    return std::move(plan_);
+  }
+
+  void AddWhole(const PlannedTensor& tensor) {
+    const TensorRef& view = *tensor.view;
+    const auto nbytes = TensorBytes(view.dtype, view.shape);
+    CAIRN_CHECK(nbytes.has_value());  // SpanOf accepted the tensor
+    layout_->tensors.push_back({.fqn = tensor.fqn,
+                                .shape = view.shape,
+                                .nbytes = *nbytes,
+                                .alias = tensor.alias,
+                                .dtype = view.dtype,
+                                .hidden = tensor.is_hidden});
+    if (tensor.alias != nullptr || *nbytes == 0) return;
+    AddShard(&view, NewBox({}, view.shape), tensor.value_slot ? ReplicaGroup() : replicated_group_);
+    held_.back().shard.value_slot = tensor.value_slot;
+  }
+
+  Result<void> AddSharded(const PlannedTensor& tensor) {
+    const Sharding& sharding = *tensor.sharding;
+    TensorEntry entry{.fqn = tensor.fqn,
+                      .shape = layout_->Copy(sharding.global_shape),
+                      .dtype = tensor.view->dtype};
+    CAIRN_TRY_ASSIGN(entry.nbytes, TensorBytes(entry.dtype, entry.shape));
+    ReplicaGroup group;
+    std::vector<ShardView> held;
+    // A rank that is not on the mesh holds nothing of the tensor.
+    if (sharding.mesh == nullptr || sharding.mesh->CoordinateOf(self_.rank)) {
+      CAIRN_TRY_ASSIGN(held, ShardViewsOf(sharding, tensor.view->view(), self_.rank));
+      for (const ShardView& box : held) CAIRN_TRY(SpanOf(box.view));
+      group = ReplicaGroup::Of(sharding, meshes_);
+    }
+    if (const PlannedTensor* const owner = FindSame(tensor, held)) {
+      entry.alias = &layout_->aliases.emplace_back(
+          TensorAlias{.owner = owner->fqn, .strides = layout_->Copy(RowMajorStrides(entry.shape))});
+      held.clear();
+    }
+    layout_->tensors.push_back(entry);
+    for (const ShardView& shard : held) {
+      AddShard(layout_->AddView(shard.view), NewBox(shard.box.offsets, shard.box.sizes), group);
+    }
+    return {};
+  }
+
   // Returns an earlier tensor that is the same part of the same memory, or null.
-  const PlannedTensor* FindSame(const PlannedTensor& tensor, const std::vector<ShardView>& held);
+  const PlannedTensor* FindSame(const PlannedTensor& tensor, const std::vector<ShardView>& held) {
+    if (held.empty()) return nullptr;
+    const auto [found, inserted] = first_at_.try_emplace(held.front().view.data, &tensor);
+    if (inserted) return nullptr;
+    const PlannedTensor& other = *found->second;
+    const Sharding& a = *tensor.sharding;
+    const Sharding& b = *other.sharding;
+    const bool same = tensor.view->dtype == other.view->dtype &&
+                      std::ranges::equal(tensor.view->shape, other.view->shape) &&
+                      std::ranges::equal(tensor.view->strides, other.view->strides) &&
+                      a.mesh != nullptr && b.mesh != nullptr &&
+                      meshes_.Find(a.mesh.get()) == meshes_.Find(b.mesh.get()) &&
+                      a.global_shape == b.global_shape && a.placements == b.placements;
+    return same ? &other : nullptr;
+  }
+
   // Adds a box of the tensor that was added last.
-  void AddShard(const TensorRef* view, BoxRef box, const ReplicaGroup& group);
+  void AddShard(const TensorRef* view, BoxRef box, const ReplicaGroup& group) {
+    const auto length_bytes = TensorBytes(view->dtype, view->shape);
+    CAIRN_CHECK(length_bytes.has_value());  // SpanOf accepted the view
+    if (group.dims != 0) shards_of_group_[group].push_back(held_.size());
+    const auto tensor = static_cast<uint32_t>(layout_->tensors.size() - 1);
+    held_.push_back({.shard = {.tensor = tensor, .value_slot = {}, .box = box, .source = view},
+                     .length_bytes = *length_bytes});
+  }
+
   // Gives each of the group's tensors to one rank. `shards`: indices into held_.
-  void DivideAmong(const ReplicaGroup& group, const std::vector<size_t>& shards);
+  void DivideAmong(const ReplicaGroup& group, const std::vector<size_t>& shards) {
+    const auto member = group.MembershipOf(self_.rank);
+    if (member.size == 1) return;
+    // The first key decides which member gets the first shard, so that many groups of few shards do
+    // not always burden the same rank.
+    const std::string_view first_fqn = layout_->tensors[held_[shards.front()].shard.tensor].fqn;
+    const uint64_t rotation = kv::Checksum64(std::as_bytes(std::span(first_fqn))) % member.size;
+    const uint64_t self = (member.index + rotation) % member.size;
+    std::vector<uint64_t> tensor_bytes;  // bytes per tensor in this group
+    std::vector<size_t> tensor_of(shards.size());
+    for (size_t i = 0; i < shards.size(); ++i) {
+      const HeldShard& held = held_[shards[i]];
+      const bool is_new = i == 0 || held_[shards[i - 1]].shard.tensor != held.shard.tensor;
+      if (is_new) tensor_bytes.push_back(0);
+      tensor_bytes.back() += held.length_bytes;
+      tensor_of[i] = tensor_bytes.size() - 1;
+    }
+    const std::vector<uint64_t> owners = BalancedOwners(tensor_bytes, member.size);
+    for (size_t i = 0; i < shards.size(); ++i) {
+      held_[shards[i]].is_own = owners[tensor_of[i]] == self;
+    }
+  }
+
   // Adds the chunks of a shard that this rank writes.
-  Result<void> AddChunks(const HeldShard& held);
-  BoxRef NewBox(std::span<const uint64_t> offsets, std::span<const uint64_t> sizes);
+  Result<void> AddChunks(const HeldShard& held) {
+    PlannedShard& shard = layout_->shards.emplace_back(held.shard);
+    TensorEntry& tensor = layout_->tensors[shard.tensor];
+    std::vector<ShardChunk>& chunks = layout_->chunks;
+    shard.first_chunk = chunks.size();
+    if (held.length_bytes == tensor.nbytes && held.length_bytes <= options_.chunk_bytes) {
+      // Most tensors of most states; a grid would allocate memory.
+      chunks.push_back({.box = shard.box, .length_bytes = held.length_bytes});
+    } else {
+      const auto offsets = shard.box.offsets(), sizes = shard.box.sizes();
+      Box box{.offsets = {offsets.begin(), offsets.end()}, .sizes = {sizes.begin(), sizes.end()}};
+      CAIRN_TRY_ASSIGN(const ChunkGrid grid,
+                       ChunkGrid::Make(tensor.dtype, std::move(box), options_.chunk_bytes));
+      for (uint64_t i = 0; i < grid.chunk_count(); ++i) {
+        const Box chunk = grid.chunk(i);
+        chunks.push_back({.box = NewBox(chunk.offsets, chunk.sizes),
+                          .begin_bytes = grid.offset_bytes(i),
+                          .length_bytes = grid.length_bytes(i)});
+      }
+    }
+    shard.end_chunk = chunks.size();
+    tensor.chunk_count += shard.end_chunk - shard.first_chunk;
+    plan_.own_bytes += held.length_bytes;
+    plan_.sources.push_back({.data = shard.source->data});
+    return {};
+  }
+
+  BoxRef NewBox(std::span<const uint64_t> offsets, std::span<const uint64_t> sizes) {
+    const std::span<uint64_t> numbers = layout_->memory.Numbers(2 * sizes.size());
+    const auto [_, end] = std::ranges::copy(offsets, numbers.begin());
+    std::fill(end, numbers.begin() + static_cast<ptrdiff_t>(sizes.size()), 0);
+    std::ranges::copy(sizes, numbers.last(sizes.size()).begin());
+    return {numbers};
+  }
 
   const SaveOptions& options_;
   const RankInWorld self_;
@@ -146,229 +454,6 @@ Result<std::vector<NamedRecord>> EncodeValues(const StateDict& state,
   }
   std::ranges::sort(values, {}, &NamedRecord::first);
   return values;
-}
-
-Result<SavePlan> SavePlanner::Plan(const StateDict& state) {
-  CAIRN_TRY(CheckSaveOptions(options_));
-  CAIRN_TRY(SetReplicatedGroup());
-  CAIRN_TRY_ASSIGN(std::vector<PlannedTensor> tensors, ReadLeaves(state));
-  SortByKey(tensors);  // so that every rank finds the same owner of shared memory
-  CAIRN_TRY(AliasPlanner(tensors, plan_.values, *layout_).Plan());
-  tensors.insert(tensors.end(), long_values_.begin(), long_values_.end());
-  SortByKey(tensors);
-  layout_->structure = EncodeTree(state.tree);
-  return PlanTensors(tensors);
-}
-
-Result<SavePlan> SavePlanner::PlanLong(std::span<const std::pair<std::string, Value>> values) {
-  std::vector<PlannedTensor> tensors;
-  for (const auto& [fqn, value] : values) {
-    const auto slot = static_cast<uint32_t>(tensors.size());
-    tensors.push_back(LongValue(layout_->memory.Copy(fqn), value, slot));
-  }
-  SortByKey(tensors);
-  return PlanTensors(tensors);
-}
-
-Result<void> SavePlanner::SetReplicatedGroup() {
-  replicated_mesh_ = options_.replicated_mesh;
-  if (replicated_mesh_ == nullptr) {
-    CAIRN_TRY_ASSIGN(DeviceMesh world, DeviceMesh::Make({{"world", self_.world_size}}));
-    replicated_mesh_ = std::make_shared<const DeviceMesh>(std::move(world));
-  } else if (!replicated_mesh_->CoordinateOf(self_.rank)) {
-    return Fail(ErrorCode::kInvalidArgument,
-                fmt::format("replicated_mesh lacks rank {}, which holds tensors without a sharding",
-                            self_.rank));
-  }
-  const auto group = ReplicaGroup::Whole(*meshes_.Find(replicated_mesh_.get()));
-  if (group.MembershipOf(self_.rank).size > 1) replicated_group_ = group;
-  return {};
-}
-
-Result<std::vector<PlannedTensor>> SavePlanner::ReadLeaves(const StateDict& state) {
-  CAIRN_TRY_ASSIGN(const std::vector<LeafName> leaves, LeafNames(state, layout_->memory));
-  for (const TensorView& view : state.tensors) layout_->AddView(view);
-  std::vector<PlannedTensor> tensors;
-  tensors.reserve(leaves.size());
-  for (size_t i = 0; i < leaves.size(); ++i) {
-    const auto& [node, fqn] = leaves[i];
-    const uint32_t slot = state.slot[i];
-    if (!IsTensor(state.tree.nodes[node].kind)) {
-      const Value& value = state.values[slot];
-      if (self_.rank == 0 && IsLong(value)) long_values_.push_back(LongValue(fqn, value, slot));
-      continue;
-    }
-    if (options_.statistics && state.tensors[slot].device != kHostDevice) {
-      return Fail(Error{.code = ErrorCode::kInvalidArgument,
-                        .message = "a save does not compute the statistics of tensors in device "
-                                   "memory; save without them; kv-admin statistics adds them later",
-                        .key = std::string(fqn)});
-    }
-    tensors.push_back({.fqn = fqn,
-                       .view = &layout_->views[slot],
-                       .sharding = FindSharding(state, slot),
-                       .value_slot = {}});
-  }
-  CAIRN_TRY_ASSIGN(plan_.values, EncodeValues(state, leaves, self_.rank == 0));
-  plan_.tensor_count = tensors.size();
-  return tensors;
-}
-
-PlannedTensor SavePlanner::LongValue(std::string_view fqn, const Value& value, uint32_t slot) {
-  const std::span<const std::byte> bytes = BytesOf(value);
-  const TensorView view{.dtype = DType::kUInt8, .shape = {bytes.size()}, .data = bytes.data()};
-  return {.fqn = fqn, .view = layout_->AddView(view), .value_slot = slot, .is_hidden = true};
-}
-
-Result<SavePlan> SavePlanner::PlanTensors(std::span<const PlannedTensor> tensors) {
-  layout_->tensors.reserve(tensors.size());
-  held_.reserve(tensors.size());
-  for (const PlannedTensor& tensor : tensors) {
-    if (tensor.sharding == nullptr) {
-      AddWhole(tensor);
-      continue;
-    }
-    plan_.has_shards = true;
-    Result<void> added = AddSharded(tensor);
-    if (!added) return Fail(std::move(added).error().WithKey(tensor.fqn));
-  }
-  for (const auto& [group, shards] : shards_of_group_) DivideAmong(group, shards);
-  layout_->shards.reserve(held_.size());
-  layout_->chunks.reserve(held_.size());
-  plan_.sources.reserve(held_.size());
-  for (const HeldShard& held : held_) {
-    if (held.is_own) CAIRN_TRY(AddChunks(held));
-  }
-  for (const TensorEntry& tensor : layout_->tensors) {
-    if (tensor.alias == nullptr) plan_.logical_bytes += tensor.nbytes;
-  }
-  plan_.layout = layout_;
-  return std::move(plan_);
-}
-
-void SavePlanner::AddWhole(const PlannedTensor& tensor) {
-  const TensorRef& view = *tensor.view;
-  const auto nbytes = TensorBytes(view.dtype, view.shape);
-  CAIRN_CHECK(nbytes.has_value());  // SpanOf accepted the tensor
-  layout_->tensors.push_back({.fqn = tensor.fqn,
-                              .shape = view.shape,
-                              .nbytes = *nbytes,
-                              .alias = tensor.alias,
-                              .dtype = view.dtype,
-                              .hidden = tensor.is_hidden});
-  if (tensor.alias != nullptr || *nbytes == 0) return;
-  AddShard(&view, NewBox({}, view.shape), tensor.value_slot ? ReplicaGroup() : replicated_group_);
-  held_.back().shard.value_slot = tensor.value_slot;
-}
-
-Result<void> SavePlanner::AddSharded(const PlannedTensor& tensor) {
-  const Sharding& sharding = *tensor.sharding;
-  TensorEntry entry{.fqn = tensor.fqn,
-                    .shape = layout_->Copy(sharding.global_shape),
-                    .dtype = tensor.view->dtype};
-  CAIRN_TRY_ASSIGN(entry.nbytes, TensorBytes(entry.dtype, entry.shape));
-  ReplicaGroup group;
-  std::vector<ShardView> held;
-  // A rank that is not on the mesh holds nothing of the tensor.
-  if (sharding.mesh == nullptr || sharding.mesh->CoordinateOf(self_.rank)) {
-    CAIRN_TRY_ASSIGN(held, ShardViewsOf(sharding, tensor.view->view(), self_.rank));
-    for (const ShardView& box : held) CAIRN_TRY(SpanOf(box.view));
-    group = ReplicaGroup::Of(sharding, meshes_);
-  }
-  if (const PlannedTensor* const owner = FindSame(tensor, held)) {
-    entry.alias = &layout_->aliases.emplace_back(
-        TensorAlias{.owner = owner->fqn, .strides = layout_->Copy(RowMajorStrides(entry.shape))});
-    held.clear();
-  }
-  layout_->tensors.push_back(entry);
-  for (const ShardView& shard : held) {
-    AddShard(layout_->AddView(shard.view), NewBox(shard.box.offsets, shard.box.sizes), group);
-  }
-  return {};
-}
-
-const PlannedTensor* SavePlanner::FindSame(const PlannedTensor& tensor,
-                                           const std::vector<ShardView>& held) {
-  if (held.empty()) return nullptr;
-  const auto [found, inserted] = first_at_.try_emplace(held.front().view.data, &tensor);
-  if (inserted) return nullptr;
-  const PlannedTensor& other = *found->second;
-  const Sharding& a = *tensor.sharding;
-  const Sharding& b = *other.sharding;
-  const bool same = tensor.view->dtype == other.view->dtype &&
-                    std::ranges::equal(tensor.view->shape, other.view->shape) &&
-                    std::ranges::equal(tensor.view->strides, other.view->strides) &&
-                    a.mesh != nullptr && b.mesh != nullptr &&
-                    meshes_.Find(a.mesh.get()) == meshes_.Find(b.mesh.get()) &&
-                    a.global_shape == b.global_shape && a.placements == b.placements;
-  return same ? &other : nullptr;
-}
-
-BoxRef SavePlanner::NewBox(std::span<const uint64_t> offsets, std::span<const uint64_t> sizes) {
-  const std::span<uint64_t> numbers = layout_->memory.Numbers(2 * sizes.size());
-  const auto [_, end] = std::ranges::copy(offsets, numbers.begin());
-  std::fill(end, numbers.begin() + static_cast<ptrdiff_t>(sizes.size()), 0);
-  std::ranges::copy(sizes, numbers.last(sizes.size()).begin());
-  return {numbers};
-}
-
-void SavePlanner::AddShard(const TensorRef* view, BoxRef box, const ReplicaGroup& group) {
-  const auto length_bytes = TensorBytes(view->dtype, view->shape);
-  CAIRN_CHECK(length_bytes.has_value());  // SpanOf accepted the view
-  if (group.dims != 0) shards_of_group_[group].push_back(held_.size());
-  const auto tensor = static_cast<uint32_t>(layout_->tensors.size() - 1);
-  held_.push_back({.shard = {.tensor = tensor, .value_slot = {}, .box = box, .source = view},
-                   .length_bytes = *length_bytes});
-}
-
-void SavePlanner::DivideAmong(const ReplicaGroup& group, const std::vector<size_t>& shards) {
-  const auto member = group.MembershipOf(self_.rank);
-  if (member.size == 1) return;
-  // The first key decides which member gets the first shard, so that many groups of few shards do
-  // not always burden the same rank.
-  const std::string_view first_fqn = layout_->tensors[held_[shards.front()].shard.tensor].fqn;
-  const uint64_t rotation = kv::Checksum64(std::as_bytes(std::span(first_fqn))) % member.size;
-  const uint64_t self = (member.index + rotation) % member.size;
-  std::vector<uint64_t> tensor_bytes;  // bytes per tensor in this group
-  std::vector<size_t> tensor_of(shards.size());
-  for (size_t i = 0; i < shards.size(); ++i) {
-    const HeldShard& held = held_[shards[i]];
-    const bool is_new = i == 0 || held_[shards[i - 1]].shard.tensor != held.shard.tensor;
-    if (is_new) tensor_bytes.push_back(0);
-    tensor_bytes.back() += held.length_bytes;
-    tensor_of[i] = tensor_bytes.size() - 1;
-  }
-  const std::vector<uint64_t> owners = BalancedOwners(tensor_bytes, member.size);
-  for (size_t i = 0; i < shards.size(); ++i) {
-    held_[shards[i]].is_own = owners[tensor_of[i]] == self;
-  }
-}
-
-Result<void> SavePlanner::AddChunks(const HeldShard& held) {
-  PlannedShard& shard = layout_->shards.emplace_back(held.shard);
-  TensorEntry& tensor = layout_->tensors[shard.tensor];
-  std::vector<ShardChunk>& chunks = layout_->chunks;
-  shard.first_chunk = chunks.size();
-  if (held.length_bytes == tensor.nbytes && held.length_bytes <= options_.chunk_bytes) {
-    // Most tensors of most states; a grid would allocate memory.
-    chunks.push_back({.box = shard.box, .length_bytes = held.length_bytes});
-  } else {
-    const auto offsets = shard.box.offsets(), sizes = shard.box.sizes();
-    Box box{.offsets = {offsets.begin(), offsets.end()}, .sizes = {sizes.begin(), sizes.end()}};
-    CAIRN_TRY_ASSIGN(const ChunkGrid grid,
-                     ChunkGrid::Make(tensor.dtype, std::move(box), options_.chunk_bytes));
-    for (uint64_t i = 0; i < grid.chunk_count(); ++i) {
-      const Box chunk = grid.chunk(i);
-      chunks.push_back({.box = NewBox(chunk.offsets, chunk.sizes),
-                        .begin_bytes = grid.offset_bytes(i),
-                        .length_bytes = grid.length_bytes(i)});
-    }
-  }
-  shard.end_chunk = chunks.size();
-  tensor.chunk_count += shard.end_chunk - shard.first_chunk;
-  plan_.own_bytes += held.length_bytes;
-  plan_.sources.push_back({.data = shard.source->data});
-  return {};
 }
 
 Result<SavePlan> PlanSave(const StateDict& state, const SaveOptions& options,

@@ -3,8 +3,8 @@
 ///
 /// 1. Leaves are read in tree order: values are encoded, tensors are divided into replicated ones
 ///    (without a Sharding) and sharded ones.
-/// 2. Owners and aliases are decided: replicated tensors by address ranges (aliases.h), sharded
-///    ones only if they are the same part of the same memory (tied weights).
+/// 2. Owners and aliases are decided: replicated tensors by address ranges, sharded ones
+///    only if they are the same part of the same memory (tied weights).
 /// 3. A box that only this rank holds is written by it. The tensors of which the same ranks hold
 ///    boxes (a ReplicaGroup) are divided among these ranks, in about equal bytes per rank.
 ///    Replicated tensors are boxes that every rank holds.
