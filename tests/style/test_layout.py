@@ -101,6 +101,10 @@ OF_HEADER = {
         "core/load/internal/shard_load.cc",
         "core/load/internal/update.cc",
     },
+    "core/rewrite/internal/rewrite.h": {
+        "core/rewrite/internal/edit.cc",
+        "core/rewrite/internal/merge.cc",
+    },
     "cuda/internal/kernels.h": {"cuda/internal/copy_kernels.cu", "cuda/internal/digest_kernel.cu"},
     "kv/read/snapshot.h": {"kv/read/internal/verify_files.cc"},
     "kv/commit/internal/rank_parts.h": {"kv/commit/internal/part_gatherer.cc"},

@@ -9,8 +9,6 @@
 // 3. Chunk records are added under the new keys, with their extents and deltas, then the records of
 //    tensors, values and structure. The commit fails if a source was deleted or replaced.
 
-#include "core/rewrite/internal/edit.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -25,6 +23,7 @@
 #include "core/base/internal/progress_meter.h"
 #include "core/inspect/internal/list.h"
 #include "core/rewrite/internal/edited_tree.h"
+#include "core/rewrite/internal/rewrite.h"
 #include "core/state_dict/state_dict.h"
 #include "core/state_dict/value.h"
 #include "core/step/application_records.h"

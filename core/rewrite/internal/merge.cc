@@ -8,8 +8,6 @@
 // 3. The records of tensors, values and structure come from the last step. Until the commit,
 //    nothing of the new step is visible.
 
-#include "core/rewrite/internal/merge.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -26,6 +24,7 @@
 #include "core/base/internal/progress_meter.h"
 #include "core/inspect/internal/list.h"
 #include "core/rewrite/internal/mean.h"
+#include "core/rewrite/internal/rewrite.h"
 #include "core/state_dict/value.h"
 #include "core/step/application_records.h"
 #include "core/step/contents.h"

@@ -1,8 +1,6 @@
 // Weighted means of steps: their values, what costs no payload, and what is refused. Comparisons of
 // the arithmetic with torch are in tests/python/test_derived_steps.py.
 
-#include "core/rewrite/internal/merge.h"
-
 #include <gmock/gmock.h>
 
 #include <cmath>
@@ -11,6 +9,7 @@
 #include <fstream>
 #include <limits>
 
+#include "core/rewrite/internal/rewrite.h"
 #include "core/rewrite/step_merge.h"
 #include "kv/io/worker_pool.h"
 #include "tests/core/tensor/test_tensor.h"
