@@ -2,13 +2,20 @@
 // table of that step alone.
 
 #include <fmt/format.h>
+#include <rocksdb/iterator.h>
+#include <rocksdb/options.h>
+#include <rocksdb/sst_file_reader.h>
+#include <rocksdb/sst_file_writer.h>
+#include <rocksdb/table.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <filesystem>
 #include <memory>
 #include <span>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -17,7 +24,6 @@
 #include "kv/base/mutex.h"
 #include "kv/io/worker_pool.h"
 #include "tools/bench/measure.h"
-#include "tools/bench/table_limit.h"
 #include "tools/bench/verbs.h"
 #include "tools/common/progress.h"
 #include "tools/common/quantities.h"
@@ -25,10 +31,13 @@
 namespace cairn::tools {
 namespace {
 
+namespace fs = std::filesystem;
+
 constexpr size_t kWriters = 8;        // threads that write parts and mostly wait for syncs
 constexpr uint64_t kRowElements = 8;  // one row per rank, one chunk per row
 constexpr double kWriterBar = 1.3;    // multiple of SstFileWriter's time alone
 constexpr uint64_t kMemoryBarBytes = 256 << 20;
+constexpr size_t kBatchRecords = 10'000;
 
 /// The communicator of rank 0 in a job whose other ranks are simulated: they agree to everything.
 class SimulatedJob : public core::Communicator {
@@ -125,6 +134,71 @@ Result<void> WriteParts(const core::CheckpointStore& store, uint64_t ranks,
     if (!written) failed = true;
     return written;
   });
+}
+
+/// The settings of a store's tables (docs/format/table.md).
+rocksdb::Options TableOptions() {
+  rocksdb::Options options;
+  options.compression = rocksdb::kZSTD;
+  options.compression_opts.level = 1;
+  rocksdb::BlockBasedTableOptions table;
+  table.checksum = rocksdb::kXXH3;
+  table.format_version = 5;
+  table.block_size = 16 << 10;
+  table.index_type = rocksdb::BlockBasedTableOptions::kTwoLevelIndexSearch;
+  table.metadata_block_size = 16 << 10;
+  table.enable_index_compression = false;
+  options.table_factory.reset(rocksdb::NewBlockBasedTableFactory(table));
+  return options;
+}
+
+Result<void> Check(const rocksdb::Status& status, const std::string& path) {
+  if (status.ok()) return {};
+  return Fail(Error{.code = ErrorCode::kUnavailable, .message = status.ToString(), .file = path});
+}
+
+/// Returns the path of the largest table of the store. kNotFound: it has none.
+Result<std::string> FindLargestTable(const std::string& store) {
+  std::error_code error;
+  std::pair<uintmax_t, std::string> largest;
+  for (const auto& entry : fs::directory_iterator(fs::path(store) / "tables", error)) {
+    const uintmax_t size_bytes = entry.file_size(error);
+    if (!error) largest = std::max(largest, {size_bytes, entry.path().string()});
+  }
+  if (!largest.second.empty()) return largest.second;
+  return Fail(Error{.code = ErrorCode::kNotFound, .message = "no tables found", .file = store});
+}
+
+/// Writes the records of a table to a new table at `target` with SstFileWriter, compressed as in a
+/// store, and syncs it: the limit of a commit. Returns the seconds, without the time for reading the
+/// records. The table is removed. Memory: a few MiB.
+Result<double> WriteTableAlone(const std::string& source, const std::string& target) {
+  rocksdb::SstFileReader reader(TableOptions());
+  CAIRN_TRY(Check(reader.Open(source), source));
+  const std::unique_ptr<rocksdb::Iterator> records(reader.NewIterator({}));
+  records->SeekToFirst();
+  double seconds = 0;
+  auto begin = std::chrono::steady_clock::now();
+  rocksdb::SstFileWriter writer({}, TableOptions(), nullptr, /*invalidate_page_cache=*/false);
+  CAIRN_TRY(Check(writer.Open(target), target));
+  seconds += SecondsSince(begin);
+  std::vector<std::pair<std::string, std::string>> batch;
+  while (records->Valid()) {
+    batch.clear();
+    for (; records->Valid() && batch.size() < kBatchRecords; records->Next()) {
+      batch.emplace_back(records->key().ToString(), records->value().ToString());
+    }
+    begin = std::chrono::steady_clock::now();
+    for (const auto& [key, value] : batch) CAIRN_TRY(Check(writer.Put(key, value), target));
+    seconds += SecondsSince(begin);
+  }
+  CAIRN_TRY(Check(records->status(), source));
+  begin = std::chrono::steady_clock::now();
+  CAIRN_TRY(Check(writer.Finish(), target));  // syncs the file
+  seconds += SecondsSince(begin);
+  std::error_code ignored;
+  fs::remove(target, ignored);
+  return seconds;
 }
 
 Result<void> CommitOnce(const BenchOptions& options, uint64_t run, BenchReport& report) {
