@@ -47,12 +47,10 @@ Result<void> Edit(const EditCommand& command, core::StepEdit edit, Output& out) 
   CAIRN_TRY_ASSIGN(const auto store, OpenExisting(address.store));
   CAIRN_TRY_ASSIGN(const auto snapshot, store->kv().Latest());
   CAIRN_TRY_ASSIGN(const kv::StepInfo source, snapshot->FindStep(address.step));
-  kv::StepInfo made;
-  {
-    ProgressLine progress("moving records:", ProgressUnit::kCount);
-    edit.progress = progress.callback();
-    CAIRN_TRY_ASSIGN(made, store->Edit(source.step, command.into, edit));
-  }
+  ProgressLine progress("moving records:", ProgressUnit::kCount);
+  edit.progress = progress.callback();
+  CAIRN_TRY_ASSIGN(const kv::StepInfo made, store->Edit(source.step, command.into, edit));
+  progress.Clear();
   CAIRN_TRY(store->Close());
   out.WriteLine(fmt::format("step {}: {} and {} with {}, no payload written", made.step,
                             Plural(made.tensor_count, "tensor"), Plural(made.value_count, "value"),

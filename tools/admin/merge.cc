@@ -69,20 +69,18 @@ Result<void> Merge(const MergeCommand& command, Output& out) {
   core::MergeOptions options{.weights = {}, .overwrite = command.overwrite, .progress = {}};
   CAIRN_TRY_ASSIGN(options.weights, ParseWeights(command.weights));
   CAIRN_TRY_ASSIGN(const auto store, OpenExisting(address.store));
-  Result<core::MergeReport> merged;
-  {
-    ProgressLine progress(fmt::format("merging {} steps:", address.steps.size()));
-    options.progress = progress.callback();
-    merged = store->Merge(address.steps, command.into, options);
-  }
-  CAIRN_TRY(merged);
+  ProgressLine progress(fmt::format("merging {} steps:", address.steps.size()));
+  options.progress = progress.callback();
+  CAIRN_TRY_ASSIGN(const core::MergeReport merged,
+                   store->Merge(address.steps, command.into, options));
+  progress.Clear();
   CAIRN_TRY(store->Close());
-  const kv::StepInfo& made = merged->step;
+  const kv::StepInfo& made = merged.step;
   out.WriteLine(fmt::format("step {}: means of {}, {} and {} with {}; wrote {}, read {} in {}",
                             made.step, Plural(address.steps.size(), "step"),
                             Plural(made.tensor_count, "tensor"), Plural(made.value_count, "value"),
                             HumanBytes(made.logical_bytes), HumanBytes(made.written_bytes),
-                            HumanBytes(merged->bytes_read), HumanSeconds(merged->seconds)));
+                            HumanBytes(merged.bytes_read), HumanSeconds(merged.seconds)));
   return {};
 }
 

@@ -88,20 +88,16 @@ Result<int> Repair(const RepairCommand& command, Output& out) {
     CAIRN_TRY_ASSIGN(auto opened, core::CheckpointStore::Open(from, kv::OpenMode::kRead, uncached));
     sources.push_back(std::move(opened));
   }
-  // A mistyped address must not create an empty store, as an open for writing would.
-  CAIRN_TRY_ASSIGN(auto store, core::CheckpointStore::Open(address, kv::OpenMode::kRead, uncached));
-  if (!command.dry_run) {
-    CAIRN_TRY_ASSIGN(store, core::CheckpointStore::Open(address, kv::OpenMode::kWrite, uncached));
-  }
-  core::RepairReport report;
-  {
-    ProgressLine progress("verifying:");
-    const core::RepairOptions options{
-        .dry_run = command.dry_run,
-        .progress = progress.callback(),
-        .record_progress = progress.callback("checking records:", ProgressUnit::kCount)};
-    CAIRN_TRY_ASSIGN(report, core::Repair(*store, sources, options));
-  }
+  CAIRN_TRY_ASSIGN(const auto store, command.dry_run ? core::CheckpointStore::Open(
+                                                           address, kv::OpenMode::kRead, uncached)
+                                                     : OpenExisting(address, uncached));
+  ProgressLine progress("verifying:");
+  const core::RepairOptions options{
+      .dry_run = command.dry_run,
+      .progress = progress.callback(),
+      .record_progress = progress.callback("checking records:", ProgressUnit::kCount)};
+  CAIRN_TRY_ASSIGN(const core::RepairReport report, core::Repair(*store, sources, options));
+  progress.Clear();
   CAIRN_TRY(store->Close());
   if (command.json) {
     WriteJson(out, RepairJson(address, report));

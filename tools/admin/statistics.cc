@@ -28,11 +28,10 @@ Result<void> AddStatistics(const StatisticsCommand& command, Output& out) {
     CAIRN_TRY_ASSIGN(const kv::StepInfo latest, snapshot->FindStep(std::nullopt));
     address.steps.push_back(latest.step);
   }
-  core::AddStatisticsReport report;
-  {
-    ProgressLine progress("reading");
-    CAIRN_TRY_ASSIGN(report, core::AddStatistics(*store, address.steps, progress.callback()));
-  }
+  ProgressLine progress("reading");
+  CAIRN_TRY_ASSIGN(const core::AddStatisticsReport report,
+                   core::AddStatistics(*store, address.steps, progress.callback()));
+  progress.Clear();
   CAIRN_TRY(store->Close());
   if (command.json) {
     WriteJson(out, {{"store", JsonText(address.store)},
