@@ -34,13 +34,6 @@ using internal::GlooGroup;
 constexpr uint32_t kConnectingSequence = ~uint32_t{0};
 constexpr size_t kMaxRunIdBytes = 128;
 
-/// An address in a message of fixed length, so that lengths need not be sent. An empty address
-/// means that its rank has failed.
-struct AddressMessage {
-  uint16_t length_bytes = 0;
-  std::array<char, internal::kMaxGlooAddressBytes> bytes{};
-};
-
 class GlooCommunicator final : public Communicator {
  public:
   GlooCommunicator(std::shared_ptr<Device> device, std::unique_ptr<GlooGroup> group,
@@ -67,13 +60,7 @@ class GlooCommunicator final : public Communicator {
     return Run(operation,
                [&](const GlooCall& call) { return group_->Exchange(call, sent, received); });
   }
-  Result<std::unique_ptr<Communicator>> Split(uint32_t color, uint32_t key) override {
-    CAIRN_TRY(CheckUsable());
-    const internal::SigpipeBlock no_sigpipe;
-    auto part = SplitBy(std::chrono::steady_clock::now() + timeout_, {.color = color, .key = key});
-    if (part) return part;
-    return Fail(Break("Split", std::move(part).error()));
-  }
+  Result<std::unique_ptr<Communicator>> Split(uint32_t color, uint32_t key) override;
 
   void LimitNextCall(std::chrono::milliseconds timeout) override {
     next_timeout_ = std::min(timeout, timeout_);
@@ -114,65 +101,10 @@ class GlooCommunicator final : public Communicator {
   }
 
   /// Steps of Split.
-  Result<std::vector<std::string>> ExchangeAddresses(
-      Deadline deadline, const std::vector<int>& members,
-      const Result<std::unique_ptr<GlooGroup>>& own) {
-    std::vector<AddressMessage> sent(Index(world_size())), received(sent.size());
-    std::vector<ByteView> views(sent.size());
-    std::vector<ByteTarget> targets(sent.size());
-    for (size_t i = 0; i < members.size(); ++i) {
-      const size_t member = Index(members[i]);
-      if (own) {
-        const std::string& address = (*own)->addresses()[i];
-        sent[member].length_bytes = static_cast<uint16_t>(address.size());
-        std::ranges::copy(address, sent[member].bytes.begin());
-      }
-      views[member] = std::as_bytes(std::span(&sent[member], 1));
-      targets[member] = std::as_writable_bytes(std::span(&received[member], 1));
-    }
-    CAIRN_TRY(group_->Exchange(NextCall(Operation::kAllToAll, deadline), views, targets));
-
-    std::vector<std::string> addresses(members.size());
-    for (size_t i = 0; i < members.size(); ++i) {
-      if (members[i] == rank()) continue;
-      const AddressMessage& message = received[Index(members[i])];
-      const size_t length = std::min<size_t>(message.length_bytes, internal::kMaxGlooAddressBytes);
-      if (length == 0) {
-        return Fail(ErrorCode::kUnavailable,
-                    fmt::format("rank {} could not take part", members[i]));
-      }
-      addresses[i].assign(message.bytes.data(), length);
-    }
-    return addresses;
-  }
-
-  Result<std::unique_ptr<Communicator>> SplitBy(Deadline deadline, SplitChoice choice) {
-    CAIRN_TRY_ASSIGN(const auto choices, AllGatherWithin(deadline, choice));
-    const std::vector<int> members = RanksOfColor(choices, choice.color);
-    const int place = static_cast<int>(std::ranges::find(members, rank()) - members.begin());
-
-    // A rank that fails still takes part in all steps, so that no other rank waits for it.
-    auto group = GlooGroup::Listen(device_, place, static_cast<int>(members.size()),
-                                   internal::TimeLeft(deadline));
-    auto addresses = ExchangeAddresses(deadline, members, group);
-    Result<void> connected = {};
-    if (!group) {
-      connected = std::unexpected(group.error());
-    } else if (!addresses) {
-      connected = std::unexpected(addresses.error());
-    } else {
-      connected = (*group)->Connect(*addresses);
-    }
-    CAIRN_TRY_ASSIGN(const auto verdicts,
-                     AllGatherWithin<uint8_t>(deadline, connected.has_value() ? 1 : 0));
-    CAIRN_TRY(connected);
-    const auto failed = std::ranges::find(verdicts, 0);
-    if (failed != verdicts.end()) {
-      return Fail(ErrorCode::kUnavailable,
-                  fmt::format("rank {} did not connect with its group", failed - verdicts.begin()));
-    }
-    return std::make_unique<GlooCommunicator>(device_, *std::move(group), timeout_);
-  }
+  Result<std::vector<std::string>> ExchangeAddresses(Deadline deadline,
+                                                     const std::vector<int>& members,
+                                                     const Result<std::unique_ptr<GlooGroup>>& own);
+  Result<std::unique_ptr<Communicator>> SplitBy(Deadline deadline, SplitChoice choice);
 
   const std::shared_ptr<Device> device_;  // shared with the communicators split from this one
   const std::unique_ptr<GlooGroup> group_;
@@ -180,6 +112,81 @@ class GlooCommunicator final : public Communicator {
   std::chrono::milliseconds next_timeout_;
   uint32_t sequence_ = 0;
 };
+
+/// An address in a message of fixed length, so that lengths need not be sent. An empty address
+/// means that its rank has failed.
+struct AddressMessage {
+  uint16_t length_bytes = 0;
+  std::array<char, internal::kMaxGlooAddressBytes> bytes{};
+};
+
+Result<std::vector<std::string>> GlooCommunicator::ExchangeAddresses(
+    Deadline deadline, const std::vector<int>& members,
+    const Result<std::unique_ptr<GlooGroup>>& own) {
+  std::vector<AddressMessage> sent(Index(world_size())), received(sent.size());
+  std::vector<ByteView> views(sent.size());
+  std::vector<ByteTarget> targets(sent.size());
+  for (size_t i = 0; i < members.size(); ++i) {
+    const size_t member = Index(members[i]);
+    if (own) {
+      const std::string& address = (*own)->addresses()[i];
+      sent[member].length_bytes = static_cast<uint16_t>(address.size());
+      std::ranges::copy(address, sent[member].bytes.begin());
+    }
+    views[member] = std::as_bytes(std::span(&sent[member], 1));
+    targets[member] = std::as_writable_bytes(std::span(&received[member], 1));
+  }
+  CAIRN_TRY(group_->Exchange(NextCall(Operation::kAllToAll, deadline), views, targets));
+
+  std::vector<std::string> addresses(members.size());
+  for (size_t i = 0; i < members.size(); ++i) {
+    if (members[i] == rank()) continue;
+    const AddressMessage& message = received[Index(members[i])];
+    const size_t length = std::min<size_t>(message.length_bytes, internal::kMaxGlooAddressBytes);
+    if (length == 0) {
+      return Fail(ErrorCode::kUnavailable, fmt::format("rank {} could not take part", members[i]));
+    }
+    addresses[i].assign(message.bytes.data(), length);
+  }
+  return addresses;
+}
+
+Result<std::unique_ptr<Communicator>> GlooCommunicator::SplitBy(Deadline deadline,
+                                                                SplitChoice choice) {
+  CAIRN_TRY_ASSIGN(const auto choices, AllGatherWithin(deadline, choice));
+  const std::vector<int> members = RanksOfColor(choices, choice.color);
+  const int place = static_cast<int>(std::ranges::find(members, rank()) - members.begin());
+
+  // A rank that fails still takes part in all steps, so that no other rank waits for it.
+  auto group = GlooGroup::Listen(device_, place, static_cast<int>(members.size()),
+                                 internal::TimeLeft(deadline));
+  auto addresses = ExchangeAddresses(deadline, members, group);
+  Result<void> connected = {};
+  if (!group) {
+    connected = std::unexpected(group.error());
+  } else if (!addresses) {
+    connected = std::unexpected(addresses.error());
+  } else {
+    connected = (*group)->Connect(*addresses);
+  }
+  CAIRN_TRY_ASSIGN(const auto verdicts,
+                   AllGatherWithin<uint8_t>(deadline, connected.has_value() ? 1 : 0));
+  CAIRN_TRY(connected);
+  const auto failed = std::ranges::find(verdicts, 0);
+  if (failed != verdicts.end()) {
+    return Fail(ErrorCode::kUnavailable,
+                fmt::format("rank {} did not connect with its group", failed - verdicts.begin()));
+  }
+  return std::make_unique<GlooCommunicator>(device_, *std::move(group), timeout_);
+}
+
+Result<std::unique_ptr<Communicator>> GlooCommunicator::Split(uint32_t color, uint32_t key) {
+  CAIRN_TRY(CheckUsable());
+  const internal::SigpipeBlock no_sigpipe;
+  auto part = SplitBy(std::chrono::steady_clock::now() + timeout_, {.color = color, .key = key});
+  if (part) return part;
+  return Fail(Break("Split", std::move(part).error()));
+}
 
 Result<void> CheckOptions(const GlooOptions& options) {
   const auto invalid = [](std::string message) {

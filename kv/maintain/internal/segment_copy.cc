@@ -57,71 +57,13 @@ class PayloadCheck {
   /// Checks the next bytes. The first ones follow the header; the last ones precede the page
   /// digests. kDataLoss: a page does not match its digest, a gap is not zero, or the footer refers
   /// to page digests that the segment does not have; names the offset.
-  Result<void> Add(std::span<const std::byte> bytes) {
-    while (!bytes.empty()) {
-      while (extent_ < segment_.extents.size() &&
-             segment_.extents[extent_].offset_bytes + segment_.extents[extent_].length_bytes <=
-                 at_) {
-        ++extent_;
-      }
-      const bool is_last_gap = extent_ == segment_.extents.size();
-      const uint64_t begin = is_last_gap ? segment_.trailer.page_digests_offset_bytes
-                                         : segment_.extents[extent_].offset_bytes;
-      uint64_t end = begin;
-      if (at_ < begin) {
-        const auto gap = bytes.first(std::min<uint64_t>(bytes.size(), begin - at_));
-        CAIRN_TRY(CheckZeros(gap, at_, path_));
-        end = at_ + gap.size();
-      } else {
-        CAIRN_CHECK(!is_last_gap);  // the caller gave bytes after the payload
-        const Extent& extent = segment_.extents[extent_];
-        const uint64_t page_begin = begin + RoundDown(at_ - begin, extent.page_bytes());
-        const uint64_t page_end =
-            std::min(page_begin + extent.page_bytes(), begin + extent.length_bytes);
-        const auto part = bytes.first(std::min<uint64_t>(bytes.size(), page_end - at_));
-        CAIRN_TRY(AddToPage(part, page_begin, page_end));
-        end = at_ + part.size();
-      }
-      bytes = bytes.subspan(end - at_);
-      at_ = end;
-    }
-    return {};
-  }
-
+  Result<void> Add(std::span<const std::byte> bytes);
   /// Returns whether all bytes up to the page digests have been checked.
   bool IsComplete() const { return at_ == segment_.trailer.page_digests_offset_bytes; }
 
  private:
-  Result<void> AddToPage(std::span<const std::byte> bytes, uint64_t page_begin, uint64_t page_end) {
-    if (at_ == page_begin) {
-      if (bytes.size() == page_end - page_begin) return ComparePage(page_begin, PageDigest(bytes));
-      partial_.emplace();
-    }
-    partial_->Update(bytes);
-    if (at_ + bytes.size() < page_end) return {};
-    const uint64_t digest = partial_->value();
-    partial_.reset();
-    return ComparePage(page_begin, digest);
-  }
-
-  Result<void> ComparePage(uint64_t page_begin, uint64_t digest) const {
-    const Extent& extent = segment_.extents[extent_];
-    const uint64_t first = segment_.trailer.page_digests_offset_bytes;
-    const uint64_t page = (page_begin - extent.offset_bytes) / extent.page_bytes();
-    const uint64_t digest_at = extent.page_digests_offset_bytes + 8 * page;
-    const auto fail = [&](const char* message) {
-      return Fail(Error{.code = ErrorCode::kDataLoss,
-                        .message = message,
-                        .file = path_,
-                        .offset_bytes = page_begin});
-    };
-    if (digest_at < first || (digest_at - first) % 8 != 0 ||
-        (digest_at - first) / 8 >= segment_.page_digests.size()) {
-      return fail("the footer refers to page digests that the segment does not have");
-    }
-    if (segment_.page_digests[(digest_at - first) / 8] == digest) return {};
-    return fail("a page of the segment does not match its digest");
-  }
+  Result<void> AddToPage(std::span<const std::byte> bytes, uint64_t page_begin, uint64_t page_end);
+  Result<void> ComparePage(uint64_t page_begin, uint64_t digest) const;
 
   const SegmentDescription& segment_;
   const std::string path_;
@@ -129,6 +71,68 @@ class PayloadCheck {
   size_t extent_ = 0;                        // the first one that does not end before at_
   std::optional<StreamChecksum64> partial_;  // digest of a page that several pieces contain
 };
+
+Result<void> PayloadCheck::Add(std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    while (extent_ < segment_.extents.size() &&
+           segment_.extents[extent_].offset_bytes + segment_.extents[extent_].length_bytes <= at_) {
+      ++extent_;
+    }
+    const bool is_last_gap = extent_ == segment_.extents.size();
+    const uint64_t begin = is_last_gap ? segment_.trailer.page_digests_offset_bytes
+                                       : segment_.extents[extent_].offset_bytes;
+    uint64_t end = begin;
+    if (at_ < begin) {
+      const auto gap = bytes.first(std::min<uint64_t>(bytes.size(), begin - at_));
+      CAIRN_TRY(CheckZeros(gap, at_, path_));
+      end = at_ + gap.size();
+    } else {
+      CAIRN_CHECK(!is_last_gap);  // the caller gave bytes after the payload
+      const Extent& extent = segment_.extents[extent_];
+      const uint64_t page_begin = begin + RoundDown(at_ - begin, extent.page_bytes());
+      const uint64_t page_end =
+          std::min(page_begin + extent.page_bytes(), begin + extent.length_bytes);
+      const auto part = bytes.first(std::min<uint64_t>(bytes.size(), page_end - at_));
+      CAIRN_TRY(AddToPage(part, page_begin, page_end));
+      end = at_ + part.size();
+    }
+    bytes = bytes.subspan(end - at_);
+    at_ = end;
+  }
+  return {};
+}
+
+Result<void> PayloadCheck::AddToPage(std::span<const std::byte> bytes, uint64_t page_begin,
+                                     uint64_t page_end) {
+  if (at_ == page_begin) {
+    if (bytes.size() == page_end - page_begin) return ComparePage(page_begin, PageDigest(bytes));
+    partial_.emplace();
+  }
+  partial_->Update(bytes);
+  if (at_ + bytes.size() < page_end) return {};
+  const uint64_t digest = partial_->value();
+  partial_.reset();
+  return ComparePage(page_begin, digest);
+}
+
+Result<void> PayloadCheck::ComparePage(uint64_t page_begin, uint64_t digest) const {
+  const Extent& extent = segment_.extents[extent_];
+  const uint64_t first = segment_.trailer.page_digests_offset_bytes;
+  const uint64_t page = (page_begin - extent.offset_bytes) / extent.page_bytes();
+  const uint64_t digest_at = extent.page_digests_offset_bytes + 8 * page;
+  const auto fail = [&](const char* message) {
+    return Fail(Error{.code = ErrorCode::kDataLoss,
+                      .message = message,
+                      .file = path_,
+                      .offset_bytes = page_begin});
+  };
+  if (digest_at < first || (digest_at - first) % 8 != 0 ||
+      (digest_at - first) / 8 >= segment_.page_digests.size()) {
+    return fail("the footer refers to page digests that the segment does not have");
+  }
+  if (segment_.page_digests[(digest_at - first) / 8] == digest) return {};
+  return fail("a page of the segment does not match its digest");
+}
 
 /// The copy of one segment whose header, footer and trailer were verified.
 class SegmentCopy {
