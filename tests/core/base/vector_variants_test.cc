@@ -20,6 +20,18 @@ int64_t Target() {
   return target;
 }
 
+TEST(VectorVariantsTest, TheProcessorHasTheTargetsThatHighwayFinds) {
+  EXPECT_EQ(SupportedVectorTargets(), hwy::SupportedTargets() & kTargets);
+}
+
+TEST(VectorVariantsTest, SkipsVariantsThatWereNotCompiled) {
+  Variants variants{};
+  variants.back() = &Target<0>;
+  EXPECT_EQ(BestVariant(variants)(), 0);
+}
+
+#if HWY_ARCH_X86  // the array has places for the targets of one architecture
+
 size_t IndexOf(int64_t target) {
   const int bit = std::countr_zero(static_cast<uint64_t>(target));
   return static_cast<size_t>(bit - (HWY_HIGHEST_TARGET_BIT + 1 - HWY_MAX_DYNAMIC_TARGETS));
@@ -36,10 +48,6 @@ Variants AllVariants() {
   return variants;
 }
 
-TEST(VectorVariantsTest, TheProcessorHasTheTargetsThatHighwayFinds) {
-  EXPECT_EQ(SupportedVectorTargets(), hwy::SupportedTargets() & kTargets);
-}
-
 TEST(VectorVariantsTest, ChoosesTheBestTargetThatTheProcessorHas) {
   // A better target has a lower bit.
   const int64_t targets = SupportedVectorTargets();
@@ -53,16 +61,12 @@ TEST(VectorVariantsTest, ChoosesEachTargetThatIsAllowed) {
   }
 }
 
-TEST(VectorVariantsTest, SkipsVariantsThatWereNotCompiled) {
-  Variants variants{};
-  variants.back() = &Target<0>;
-  EXPECT_EQ(BestVariant(variants)(), 0);
-}
-
 TEST(VectorVariantsTest, NeverChoosesATargetThatTheProcessorLacks) {
   const testing::ScopedVectorTarget scope(kTargets & ~SupportedVectorTargets());
   EXPECT_EQ(BestVariant(AllVariants())(), 0);
 }
+
+#endif
 
 }  // namespace
 }  // namespace cairn::core::internal
