@@ -140,11 +140,12 @@ Result<void> WriteParts(const core::CheckpointStore& store, uint64_t ranks,
 rocksdb::Options TableOptions() {
   rocksdb::Options options;
   options.compression = rocksdb::kZSTD;
-  options.compression_opts.level = 1;
+  options.compression_opts.level = -1;
   rocksdb::BlockBasedTableOptions table;
   table.checksum = rocksdb::kXXH3;
   table.format_version = 5;
   table.block_size = 16 << 10;
+  table.block_size_deviation = 0;
   table.index_type = rocksdb::BlockBasedTableOptions::kTwoLevelIndexSearch;
   table.metadata_block_size = 16 << 10;
   table.enable_index_compression = false;
@@ -170,8 +171,8 @@ Result<std::string> FindLargestTable(const std::string& store) {
 }
 
 /// Writes the records of a table to a new table at `target` with SstFileWriter, compressed as in a
-/// store, and syncs it: the limit of a commit. Returns the seconds, without the time for reading the
-/// records. The table is removed. Memory: a few MiB.
+/// store, and syncs it: the limit of a commit. Returns the seconds, without the time for reading
+/// the records. The table is removed. Memory: a few MiB.
 Result<double> WriteTableAlone(const std::string& source, const std::string& target) {
   rocksdb::SstFileReader reader(TableOptions());
   CAIRN_TRY(Check(reader.Open(source), source));
