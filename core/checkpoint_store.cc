@@ -6,8 +6,6 @@
 #include <atomic>
 #include <chrono>
 #include <set>
-#include <span>
-#include <string_view>
 #include <thread>
 
 #include "core/inspect/internal/list.h"
@@ -29,7 +27,6 @@
 #include "core/step/internal/lookup.h"
 #include "kv/base/catch_exhaustion.h"
 #include "kv/base/mutex.h"
-#include "kv/base/options.h"
 #include "kv/compact.h"
 #include "kv/io/worker_pool.h"
 

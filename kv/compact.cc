@@ -5,9 +5,7 @@
 
 #include <algorithm>
 #include <array>
-#include <map>
 #include <memory>
-#include <optional>
 #include <set>
 #include <span>
 #include <utility>

@@ -7,10 +7,8 @@
 #include <chrono>
 #include <functional>
 #include <limits>
-#include <span>
 #include <utility>
 
-#include "kv/base/digest.h"
 #include "kv/commit/internal/rank_parts.h"
 #include "kv/commit/internal/step_attempt.h"
 #include "kv/commit/internal/step_table_writer.h"

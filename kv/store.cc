@@ -5,11 +5,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <set>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "kv/base/catch_exhaustion.h"
 #include "kv/base/mutex.h"
@@ -19,17 +17,14 @@
 #include "kv/io/internal/io_environment.h"
 #include "kv/maintain/internal/rebuild.h"
 #include "kv/read/internal/snapshot_state.h"
-#include "kv/read/snapshot.h"
 #include "kv/root/internal/root_log.h"
 #include "kv/state/internal/attempt_outcome.h"
 #include "kv/state/internal/open_store.h"
 #include "kv/state/internal/root_change.h"
 #include "kv/state/internal/store_state.h"
-#include "kv/step_writer.h"
 #include "kv/storage/cache/internal/cached_storage.h"
 #include "kv/storage/internal/object_names.h"
 #include "kv/storage/open/open_storage.h"
-#include "kv/storage/storage.h"
 
 namespace cairn::kv {
 

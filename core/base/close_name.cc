@@ -1,7 +1,6 @@
 #include "core/base/close_name.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <vector>
 
 namespace cairn::core {

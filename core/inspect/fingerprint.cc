@@ -13,7 +13,6 @@
 #include <array>
 #include <bit>
 #include <deque>
-#include <optional>
 #include <span>
 #include <string_view>
 #include <utility>

@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <cstring>
 #include <string_view>
-#include <utility>
 
 #include "core/load/internal/load.h"
 #include "core/load/internal/read_boxes.h"

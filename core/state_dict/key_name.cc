@@ -2,8 +2,6 @@
 
 #include "core/state_dict/key_name.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <span>
 #include <unordered_map>

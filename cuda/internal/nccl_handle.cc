@@ -7,7 +7,6 @@
 
 #include <atomic>
 #include <cstdlib>
-#include <utility>
 
 #include "kv/base/mutex.h"
 

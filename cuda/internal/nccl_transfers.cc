@@ -4,9 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <future>
-#include <thread>
 #include <utility>
 
 #include "kv/base/catch_exhaustion.h"

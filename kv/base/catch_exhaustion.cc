@@ -3,8 +3,6 @@
 #include <pthread.h>
 #include <signal.h>
 
-#include <utility>
-
 namespace cairn::kv {
 
 Result<std::thread> StartThread(const char* what, std::move_only_function<void()> work) {

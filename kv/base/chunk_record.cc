@@ -10,7 +10,6 @@
 #include <cstring>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "kv/base/key.h"
 #include "kv/base/record_check.h"

@@ -8,10 +8,8 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <span>
 #include <string>
 
-#include "kv/base/digest.h"
 #include "kv/base/record_check.h"
 
 namespace cairn::kv {

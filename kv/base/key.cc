@@ -2,7 +2,6 @@
 
 #include "kv/base/key.h"
 
-#include <bit>
 #include <cstring>
 
 namespace cairn::kv {

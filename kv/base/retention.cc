@@ -8,7 +8,6 @@
 #include <iterator>
 #include <ranges>
 #include <set>
-#include <string_view>
 #include <unordered_map>
 #include <utility>
 

@@ -3,7 +3,6 @@
 #include "kv/io/worker_pool.h"
 
 #include <algorithm>
-#include <exception>
 #include <utility>
 
 #include "kv/base/catch_exhaustion.h"

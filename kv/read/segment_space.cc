@@ -3,7 +3,6 @@
 
 #include "kv/read/segment_space.h"
 
-#include <algorithm>
 #include <set>
 #include <string_view>
 #include <unordered_map>

@@ -11,9 +11,6 @@
 #include <cerrno>
 #include <map>
 
-#include "kv/base/mapping.h"
-#include "kv/base/read_range.h"
-#include "kv/base/step_info.h"
 #include "kv/read/internal/snapshot_state.h"
 #include "kv/root/internal/kv_records.h"
 #include "kv/segment/internal/read_scheduler.h"

@@ -9,16 +9,12 @@
 #include <array>
 #include <chrono>
 #include <future>
-#include <thread>
 #include <utility>
-#include <vector>
 
 #include "core/ranks/gather_v.h"
 #include "core/ranks/gather_values.h"
-#include "core/ranks/gloo_communicator.h"
 #include "core/ranks/local_communicator.h"
 #include "kv/base/catch_exhaustion.h"
-#include "python/src/gil.h"
 #include "python/src/keyword_arguments.h"
 
 #ifdef CAIRN_HAS_CUDA

@@ -2,8 +2,6 @@
 
 #include "python/src/convert.h"
 
-#include <bit>
-
 #include "python/src/errors.h"
 
 namespace cairn::python {

@@ -14,7 +14,6 @@
 #include "python/src/convert.h"
 #include "python/src/errors.h"
 #include "python/src/flatten.h"
-#include "python/src/gil.h"
 #include "python/src/step_contents.h"
 #include "python/src/store_binding.h"
 

@@ -2,28 +2,22 @@
 
 #include "python/src/loading.h"
 
-#include <nanobind/nanobind.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <deque>
 #include <ranges>
 #include <set>
 #include <span>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "core/inspect/compare.h"
-#include "core/load/load_options.h"
-#include "core/step/contents.h"
 #include "python/src/bindings.h"
 #include "python/src/convert.h"
 #include "python/src/errors.h"
 #include "python/src/placements.h"
 #include "python/src/step_contents.h"
 #include "python/src/store_binding.h"
-#include "python/src/torch_access.h"
 
 namespace cairn::python {
 namespace {

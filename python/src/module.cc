@@ -14,7 +14,6 @@
 #include "core/base/close_name.h"
 #include "core/device/device.h"
 #include "core/interop/safetensors/safetensors_format.h"
-#include "core/load/map.h"
 #include "core/save/save_options.h"
 #include "core/step/contents.h"
 #include "core/upkeep/scrub.h"

@@ -4,7 +4,6 @@
 
 #include <vector>
 
-#include "core/tensor/sharding.h"
 #include "python/src/convert.h"
 #include "python/src/errors.h"
 

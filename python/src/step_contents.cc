@@ -5,13 +5,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <optional>
 #include <set>
-#include <string>
 #include <string_view>
 
 #include "core/state_dict/key_name.h"
-#include "python/src/convert.h"
 #include "python/src/errors.h"
 #include "python/src/gil.h"
 #include "python/src/walk.h"

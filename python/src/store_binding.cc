@@ -13,10 +13,8 @@
 #include <chrono>
 #include <cmath>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <optional>
-#include <utility>
 
 #include "core/inspect/compare.h"
 #include "core/inspect/stored_statistics.h"
@@ -27,11 +25,8 @@
 #include "kv/base/retention.h"
 #include "kv/copy_steps.h"
 #include "kv/maintain/compact_options.h"
-#include "kv/read/snapshot.h"
 #include "python/src/convert.h"
-#include "python/src/errors.h"
 #include "python/src/flatten.h"
-#include "python/src/gil.h"
 #include "python/src/keyword_arguments.h"
 #include "python/src/progress_function.h"
 #include "python/src/reports.h"

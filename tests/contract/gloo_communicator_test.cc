@@ -2,7 +2,6 @@
 
 #include "core/ranks/gloo_communicator.h"
 
-#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -32,7 +32,6 @@ using ::testing::ElementsAre;
 using ::testing::Field;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using ::testing::Not;
 
 using Tensors = std::map<std::string, std::vector<std::byte>>;  // bytes by FQN
 

@@ -25,7 +25,6 @@ namespace {
 using simulated_cuda::Counters;
 using testing::DeviceBytes;
 using testing::DeviceStoreTest;
-using testing::IsOk;
 using testing::RandomBytes;
 
 // Every operation of a stream starts after a random delay, so that missing waits are detected.

@@ -12,7 +12,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
 #include <atomic>
 #include <filesystem>
@@ -25,7 +24,6 @@
 #include "kv/copy_steps.h"
 #include "kv/read/snapshot.h"
 #include "kv/root/internal/lease.h"
-#include "kv/root/internal/root_log.h"
 #include "kv/storage/open/open_storage.h"
 #include "kv/store.h"
 #include "tests/fault/operations.h"
@@ -79,7 +77,6 @@ using cairn::testing::Child;
 using cairn::testing::ClockJump;
 using cairn::testing::IsError;
 using cairn::testing::ScopedTempDir;
-using ::testing::ElementsAre;
 using ::testing::Optional;
 using ::testing::StartsWith;
 using namespace cairn::kv::testing;  // NOLINT(google-build-using-namespace)

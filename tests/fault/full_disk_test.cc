@@ -17,7 +17,6 @@
 #include <cstring>
 #include <filesystem>
 #include <memory>
-#include <optional>
 #include <thread>
 
 #include "kv/base/options.h"

@@ -17,7 +17,6 @@
 #include <functional>
 #include <memory>
 #include <new>
-#include <string>
 #include <vector>
 
 #include "core/checkpoint_store.h"

@@ -8,11 +8,9 @@
 #include <map>
 #include <span>
 
-#include "kv/base/options.h"
 #include "kv/compact.h"
 #include "kv/read/snapshot.h"
 #include "kv/storage/open/open_storage.h"
-#include "kv/store.h"
 #include "tests/support/scoped_temp_dir.h"
 #include "tests/support/without_value.h"
 

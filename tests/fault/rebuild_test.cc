@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 
 #include "kv/base/options.h"
 #include "kv/read/snapshot.h"

@@ -54,7 +54,6 @@ using internal::StorageFault;
 using internal::StorageFaultName;
 using internal::StorageOperation;
 using ::testing::AnyOf;
-using ::testing::Eq;
 using ::testing::IsEmpty;
 using ::testing::Not;
 using namespace cairn::kv::testing;  // NOLINT(google-build-using-namespace)

@@ -9,7 +9,6 @@
 /// (kv::IoOptions::uring).
 
 #include <cstdint>
-#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>

@@ -1,7 +1,5 @@
 // Roots, pages of steps, and the frame around both.
 
-#include <utility>
-
 #include "kv/root/internal/framed_record.h"
 #include "kv/root/internal/root_record.h"
 #include "tests/fuzz/fuzz_support.h"

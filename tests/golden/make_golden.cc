@@ -3,8 +3,6 @@
 // grid and pages of other sizes, DIR-bcomplex32 with a dtype that torch has from 2.14 on, and
 // DIR-example, which docs/format/ shows.
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <chrono>

@@ -6,7 +6,6 @@
 #include <xxhash.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "kv/io/internal/file.h"
 #include "tests/kv/sample_step.h"

@@ -9,21 +9,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
-#include <future>
 #include <random>
 #include <set>
 
-#include "kv/base/options.h"
 #include "kv/base/read_range.h"
 #include "kv/base/record_check.h"
-#include "kv/base/step_info.h"
-#include "kv/read/snapshot.h"
 #include "kv/root/internal/kv_records.h"
 #include "kv/root/internal/root_log.h"
 #include "kv/root/internal/step_list.h"
-#include "kv/step_writer.h"
 #include "kv/storage/internal/object_names.h"
 #include "kv/storage/open/open_storage.h"
 #include "schema/dtype.h"

@@ -16,14 +16,12 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
-#include <cstdlib>
 #include <iostream>
 #include <string>
 #include <vector>
 
 #include "core/checkpoint_store.h"
 #include "core/ranks/gloo_communicator.h"
-#include "tests/core/sharded_state.h"
 
 namespace cairn::core::testing {
 namespace {

@@ -16,7 +16,6 @@ namespace cairn::simulation {
 namespace {
 
 using kv::internal::CanHappen;
-using kv::internal::MemoryStorage;
 using kv::internal::ObjectPath;
 using kv::internal::ParseRootName;
 using kv::internal::StorageFaultName;

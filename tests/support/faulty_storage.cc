@@ -9,7 +9,6 @@
 #include <span>
 #include <thread>
 #include <type_traits>
-#include <utility>
 
 #include "kv/storage/internal/object_names.h"
 

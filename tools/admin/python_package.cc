@@ -10,8 +10,6 @@
 #include <fstream>
 #include <system_error>
 
-#include "tools/admin/verbs.h"
-
 namespace cairn::tools {
 namespace {
 

@@ -7,7 +7,6 @@
 #include <chrono>
 #include <filesystem>
 #include <iterator>
-#include <optional>
 #include <system_error>
 
 #include "tools/common/address.h"

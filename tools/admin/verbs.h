@@ -2,7 +2,6 @@
 /// The verbs of kv-admin, and what several of them share. A verb owns the variables of its
 /// arguments.
 
-#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>

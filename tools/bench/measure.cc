@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <fstream>
-#include <string_view>
 #include <system_error>
 
 namespace cairn::tools {

@@ -7,7 +7,6 @@
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
-#include <utility>
 #include <vector>
 
 #include "core/checkpoint_store.h"

@@ -4,7 +4,6 @@
 
 #include <cstdio>
 
-#include "tools/bench/measure.h"
 #include "tools/common/quantities.h"
 
 namespace cairn::tools {

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <optional>
 
 #include "core/base/hint_text.h"
 #include "core/base/utf8.h"

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <optional>
-#include <string>
 
 #include "core/tensor/element_statistics.h"
 #include "tools/common/text.h"

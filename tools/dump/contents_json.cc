@@ -9,8 +9,6 @@
 #include <array>
 #include <cmath>
 #include <complex>
-#include <functional>
-#include <span>
 #include <variant>
 
 #include "core/tensor/element_statistics.h"

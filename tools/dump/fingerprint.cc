@@ -6,7 +6,6 @@
 #include "tools/common/exit_status.h"
 #include "tools/common/json.h"
 #include "tools/common/progress.h"
-#include "tools/common/text.h"
 #include "tools/dump/opened_store.h"
 #include "tools/dump/verbs.h"
 

@@ -33,7 +33,6 @@
 #include <utility>
 
 #include "kv/base/catch_exhaustion.h"
-#include "kv/io/file_descriptor.h"
 #include "tools/common/json.h"
 #include "tools/common/text.h"
 

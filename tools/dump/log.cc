@@ -16,7 +16,6 @@
 #include <vector>
 
 #include "core/inspect/descent.h"
-#include "kv/base/annotations.h"
 #include "kv/base/step_info.h"
 #include "kv/read/snapshot.h"
 #include "tools/common/exit_status.h"

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "kv/read/snapshot.h"
-#include "tools/common/terminal.h"
 #include "tools/common/text.h"
 
 namespace cairn::tools {

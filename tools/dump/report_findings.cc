@@ -7,7 +7,6 @@
 #include <map>
 #include <optional>
 #include <ranges>
-#include <string>
 #include <vector>
 
 #include "tools/common/quantities.h"

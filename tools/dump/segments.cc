@@ -7,7 +7,6 @@
 #include <optional>
 #include <tuple>
 #include <unordered_set>
-#include <utility>
 #include <vector>
 
 #include "kv/base/step_info.h"

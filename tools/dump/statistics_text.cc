@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <utility>
 
 #include "tools/common/quantities.h"
 #include "tools/common/text.h"

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <memory>
 
 #include "core/codec/internal/changed_elements.h"
 #include "kv/base/div.h"

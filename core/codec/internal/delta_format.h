@@ -4,12 +4,10 @@
 ///
 /// Threads: all functions here are pure.
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string_view>
-#include <type_traits>
 
 #include "kv/base/digest.h"
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "core/device/device.h"
 #include "core/tensor/strided_copy.h"
 
 namespace cairn::core::internal {

@@ -1,8 +1,6 @@
 #include "core/inspect/internal/bad_values.h"
 
 #include <algorithm>
-#include <cctype>
-#include <charconv>
 #include <utility>
 
 namespace cairn::core::internal {

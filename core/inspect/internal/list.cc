@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "core/state_dict/key_name.h"
-#include "core/step/internal/lookup.h"
 #include "kv/base/key.h"
 
 namespace cairn::core::internal {

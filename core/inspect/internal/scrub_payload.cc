@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <iterator>
 #include <unordered_map>
-#include <utility>
 
 #include "core/base/internal/progress_meter.h"
 #include "core/step/internal/delta_chain.h"

@@ -21,7 +21,6 @@
 #include "core/state_dict/state_dict.h"
 #include "core/state_dict/value.h"
 #include "core/step/application_records.h"
-#include "core/step/internal/lookup.h"
 #include "core/tensor/tiling.h"
 #include "kv/base/key.h"
 

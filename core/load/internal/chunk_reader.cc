@@ -5,9 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <future>
-#include <utility>
 
-#include "core/step/contents.h"
 #include "core/step/internal/stored_page_digests.h"
 #include "kv/base/key.h"
 #include "kv/base/read_range.h"

@@ -4,11 +4,8 @@
 
 #include <algorithm>
 #include <numeric>
-#include <string>
 #include <tuple>
 #include <utility>
-
-#include "core/step/internal/lookup.h"
 
 namespace cairn::core::internal {
 namespace {

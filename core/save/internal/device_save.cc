@@ -1,12 +1,9 @@
 #include "core/save/internal/device_save.h"
 
 #include <algorithm>
-#include <iterator>
-#include <span>
 
 #include "core/device/internal/device_queues.h"
 #include "core/device/internal/pinned_blocks.h"
-#include "core/save/internal/saved_chunks.h"
 #include "kv/base/digest.h"
 #include "kv/base/div.h"
 

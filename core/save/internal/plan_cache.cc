@@ -3,11 +3,9 @@
 #include <algorithm>
 #include <bit>
 #include <complex>
-#include <cstdint>
 #include <iterator>
 #include <utility>
 #include <variant>
-#include <vector>
 
 #include "core/save/internal/save_planner.h"
 #include "core/state_dict/internal/leaves.h"

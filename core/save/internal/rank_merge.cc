@@ -3,15 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <string>
-#include <utility>
 #include <variant>
 
-#include "core/state_dict/internal/tree_merge.h"
 #include "core/state_dict/value.h"
-#include "core/step/contents.h"
 #include "core/step/internal/tensor_records.h"
-#include "kv/base/key.h"
 #include "schema/little_endian.h"
 
 namespace cairn::core::internal {

@@ -16,14 +16,8 @@
 
 #include "core/save/internal/save.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <array>
 #include <atomic>
-#include <chrono>
-#include <limits>
-#include <optional>
 #include <utility>
 
 #include "core/base/internal/groups.h"
@@ -37,7 +31,6 @@
 #include "core/step/internal/tensor_records.h"
 #include "kv/base/digest.h"
 #include "kv/base/key.h"
-#include "kv/base/step_info.h"
 
 namespace cairn::core::internal {
 namespace {

@@ -5,11 +5,8 @@
 #include <algorithm>
 #include <functional>
 #include <queue>
-#include <string>
-#include <string_view>
 #include <unordered_map>
 #include <unordered_set>
-#include <utility>
 
 #include "core/state_dict/key_name.h"
 #include "core/state_dict/key_pattern.h"

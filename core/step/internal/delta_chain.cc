@@ -1,9 +1,6 @@
 #include "core/step/internal/delta_chain.h"
 
 #include <algorithm>
-#include <memory>
-#include <optional>
-#include <utility>
 
 #include "kv/base/digest.h"
 #include "kv/base/key.h"

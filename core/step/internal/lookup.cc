@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <utility>
 
 #include "core/state_dict/key_name.h"
 #include "core/tensor/tiling.h"

@@ -5,8 +5,6 @@
 #include <map>
 
 #include "core/codec/internal/delta.h"
-#include "kv/base/read_range.h"
-#include "kv/read/snapshot.h"
 
 namespace cairn::core::internal {
 

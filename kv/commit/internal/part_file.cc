@@ -9,8 +9,6 @@
 #include <cstring>
 #include <utility>
 
-#include "kv/base/key.h"
-
 namespace cairn::kv::internal {
 namespace {
 

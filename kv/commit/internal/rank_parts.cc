@@ -5,10 +5,8 @@
 
 #include <fmt/format.h>
 
-#include <string>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "kv/base/digest.h"
 #include "kv/base/key.h"

@@ -3,9 +3,7 @@
 #include "kv/commit/internal/step_attempt.h"
 
 #include <algorithm>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "kv/base/catch_exhaustion.h"
 #include "kv/root/internal/root_record.h"

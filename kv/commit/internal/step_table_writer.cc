@@ -9,7 +9,6 @@
 #include "kv/base/extents.h"
 #include "kv/base/key.h"
 #include "kv/base/mutex.h"
-#include "kv/base/step_info.h"
 #include "kv/root/internal/kv_records.h"
 #include "kv/state/internal/root_change.h"
 #include "kv/storage/internal/object_names.h"

@@ -1,7 +1,6 @@
 #include "kv/io/internal/block_io.h"
 
 #include <liburing.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -9,10 +8,8 @@
 #include <string>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "kv/base/catch_exhaustion.h"
-#include "kv/base/mutex.h"
 
 namespace cairn::kv::internal {
 namespace {

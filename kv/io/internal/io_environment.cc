@@ -4,9 +4,6 @@
 
 #include <charconv>
 #include <cstdlib>
-#include <string_view>
-
-#include "kv/base/options.h"
 
 namespace cairn::kv::internal {
 namespace {

@@ -3,8 +3,6 @@
 #include "kv/maintain/internal/payload_mover.h"
 
 #include <algorithm>
-#include <optional>
-#include <set>
 #include <utility>
 
 #include "kv/base/catch_exhaustion.h"

@@ -5,20 +5,14 @@
 
 #include <algorithm>
 #include <map>
-#include <optional>
 #include <set>
-#include <span>
-#include <string_view>
 #include <utility>
-#include <vector>
 
 #include "kv/base/catch_exhaustion.h"
 #include "kv/base/mutex.h"
-#include "kv/base/step_info.h"
 #include "kv/commit/internal/step_table_writer.h"
 #include "kv/io/internal/free_space.h"
 #include "kv/root/internal/kv_records.h"
-#include "kv/root/internal/root_record.h"
 #include "kv/storage/internal/object_names.h"
 #include "kv/storage/storage.h"
 #include "kv/table/internal/table_reader.h"

@@ -11,7 +11,6 @@
 #include "kv/root/internal/kv_records.h"
 #include "kv/root/internal/root_log.h"
 #include "kv/state/internal/root_change.h"
-#include "kv/storage/internal/object_names.h"
 
 namespace cairn::kv::internal {
 namespace {

@@ -8,8 +8,6 @@
 #include <bit>
 #include <cstring>
 
-#include "kv/base/chunk_record.h"
-#include "kv/base/step_info.h"
 #include "kv/root/internal/step_summary.h"
 #include "schema/little_endian.h"
 

@@ -5,12 +5,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <thread>
 
-#include "kv/root/internal/root_search.h"
 #include "kv/storage/internal/object_names.h"
-#include "kv/storage/storage.h"
 
 namespace cairn::kv::internal {
 namespace {

@@ -9,11 +9,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cstring>
 #include <ctime>
-#include <functional>
 #include <utility>
 
 #include "kv/base/record_check.h"

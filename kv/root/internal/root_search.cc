@@ -4,7 +4,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <charconv>
 #include <span>
 #include <string>
@@ -13,7 +12,6 @@
 #include "kv/base/digest.h"
 #include "kv/root/internal/framed_record.h"
 #include "kv/storage/internal/object_names.h"
-#include "kv/storage/storage.h"
 
 namespace cairn::kv::internal {
 namespace {

@@ -2,8 +2,6 @@
 
 #include "kv/root/internal/step_list.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <utility>
 

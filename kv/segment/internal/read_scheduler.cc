@@ -38,8 +38,6 @@
 #include "kv/base/catch_exhaustion.h"
 #include "kv/base/div.h"
 #include "kv/base/mutex.h"
-#include "kv/base/options.h"
-#include "kv/base/read_range.h"
 #include "kv/io/internal/file.h"
 #include "kv/io/worker_pool.h"
 

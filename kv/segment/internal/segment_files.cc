@@ -2,8 +2,6 @@
 
 #include <sys/stat.h>
 
-#include <cerrno>
-
 #include "kv/io/internal/fault_point.h"
 #include "kv/storage/internal/object_names.h"
 

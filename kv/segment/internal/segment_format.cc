@@ -4,12 +4,10 @@
 #include "kv/segment/internal/segment_format.h"
 
 #include <cairn_schema/segment_footer_generated.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cstring>
 #include <utility>
 
 #include "kv/base/digest.h"

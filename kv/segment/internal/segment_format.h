@@ -12,7 +12,6 @@
 
 #include <fmt/format.h>
 
-#include <array>
 #include <cstdint>
 #include <cstring>
 #include <functional>

@@ -6,12 +6,10 @@
 
 #include <algorithm>
 #include <chrono>
-#include <list>
 #include <utility>
 
 #include "kv/base/catch_exhaustion.h"
 #include "kv/segment/internal/segment_files.h"
-#include "kv/segment/internal/segment_output.h"
 #include "kv/storage/internal/object_names.h"
 
 namespace cairn::kv::internal {

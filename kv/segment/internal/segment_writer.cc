@@ -3,14 +3,11 @@
 #include "kv/segment/internal/segment_writer.h"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <utility>
 
-#include "kv/base/step_info.h"
 #include "kv/io/internal/fault_point.h"
 #include "kv/root/internal/kv_records.h"
 

@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "kv/io/internal/file.h"
-#include "kv/storage/storage.h"
 
 namespace cairn::kv::internal {
 namespace {

@@ -1,9 +1,7 @@
 #include "kv/storage/internal/transfer_queues.h"
 
 #include <algorithm>
-#include <memory>
 #include <optional>
-#include <span>
 #include <string_view>
 #include <utility>
 #include <vector>

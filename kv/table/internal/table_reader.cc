@@ -3,14 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <string>
-#include <utility>
 
 #include "kv/base/key.h"
 #include "kv/base/mapping.h"
 #include "kv/storage/internal/object_names.h"
-#include "kv/storage/storage.h"
-#include "kv/table/internal/table_file.h"
 
 namespace cairn::kv::internal {
 namespace {

@@ -14,7 +14,6 @@
 #include <rocksdb/table.h>
 
 #include <algorithm>
-#include <memory>
 #include <string>
 #include <utility>
 

@@ -8,8 +8,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <filesystem>
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>

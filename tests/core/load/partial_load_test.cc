@@ -1,7 +1,5 @@
 // Loads of boxes return the right bytes and read no more pages than the boxes touch.
 
-#include <fmt/format.h>
-
 #include <cstring>
 #include <span>
 #include <string>

@@ -5,8 +5,6 @@
 
 #include <cmath>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <limits>
 
 #include "core/rewrite/internal/rewrite.h"
@@ -18,8 +16,6 @@
 namespace cairn::core {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using testing::IsError;
 

@@ -6,7 +6,6 @@
 #include <array>
 #include <atomic>
 #include <cstring>
-#include <string>
 #include <thread>
 
 #include "core/async_save.h"
@@ -17,7 +16,6 @@
 namespace cairn::core {
 namespace {
 
-using kv::kPageBytes;
 using testing::IsError;
 
 class ChangingTensorTest : public StoreTest {

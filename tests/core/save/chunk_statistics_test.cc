@@ -2,7 +2,6 @@
 
 #include "core/save/internal/chunk_statistics.h"
 
-#include <fmt/format.h>
 #include <hwy/targets.h>
 
 #include <array>

@@ -4,8 +4,6 @@
 
 #include <gmock/gmock.h>
 
-#include <map>
-#include <memory>
 #include <vector>
 
 #include "core/async_save.h"

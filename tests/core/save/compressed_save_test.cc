@@ -22,7 +22,6 @@ namespace cairn::core {
 namespace {
 
 using kv::kPageBytes;
-using ::testing::IsEmpty;
 using ::testing::Lt;
 using ::testing::SizeIs;
 

@@ -3,9 +3,7 @@
 #include <gmock/gmock.h>
 
 #include <filesystem>
-#include <map>
 #include <string>
-#include <vector>
 
 #include "core/checkpoint_store.h"
 #include "core/save/save_options.h"
@@ -18,7 +16,6 @@ namespace cairn::core {
 namespace {
 
 using kv::kPageBytes;
-using ::testing::IsEmpty;
 using ::testing::Lt;
 
 const SaveOptions kShare{.share_equal = true, .chunk_bytes = 4 * kPageBytes};

@@ -4,7 +4,6 @@
 #include <gmock/gmock.h>
 
 #include <filesystem>
-#include <map>
 #include <set>
 
 #include "core/save/save_options.h"

@@ -4,7 +4,6 @@
 #include <gmock/gmock.h>
 
 #include <filesystem>
-#include <map>
 #include <ostream>
 #include <string>
 #include <vector>

@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,7 +27,6 @@ namespace cairn::kv {
 namespace {
 
 using cairn::testing::IsError;
-using cairn::testing::IsOk;
 using internal::MemoryStorage;
 using ::testing::IsEmpty;
 using namespace cairn::kv::testing;  // NOLINT(google-build-using-namespace)

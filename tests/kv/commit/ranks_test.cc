@@ -7,9 +7,7 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <filesystem>
-#include <thread>
 
 #include "kv/base/options.h"
 #include "kv/base/step_info.h"

@@ -26,7 +26,6 @@
 namespace cairn::kv {
 namespace {
 
-using cairn::testing::IsOk;
 using cairn::testing::ScopedTempDir;
 using internal::CachedStorage;
 using internal::MemoryStorage;

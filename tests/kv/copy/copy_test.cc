@@ -1,14 +1,12 @@
 // Goal: a copy has the bytes, the records and the number of its source, whatever the storages are.
 // It transfers only what the target lacks, and commits nothing that does not match its digests.
 
-#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <array>
 #include <atomic>
 #include <filesystem>
-#include <functional>
 #include <thread>
 
 #include "kv/read/snapshot.h"

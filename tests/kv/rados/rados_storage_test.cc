@@ -25,7 +25,6 @@ namespace {
 
 using kv::internal::AsBytes;
 using kv::internal::ForEachRadosObject;
-using kv::internal::HeadMode;
 using kv::internal::ParseRadosAddress;
 using kv::internal::ParseStripeName;
 using kv::internal::RadosSession;

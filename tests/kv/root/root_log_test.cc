@@ -7,7 +7,6 @@
 
 #include <atomic>
 #include <barrier>
-#include <functional>
 #include <future>
 #include <thread>
 

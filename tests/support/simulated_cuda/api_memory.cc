@@ -3,7 +3,6 @@
 
 #include <cstring>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include "tests/support/simulated_cuda/runtime.h"

@@ -11,7 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include "tests/support/simulated_cuda/stream_work.h"
 #include "tests/support/simulated_nccl/communicator.h"
 #include "tests/support/simulated_nccl/simulated_nccl.h"
 

@@ -9,7 +9,6 @@
 #include "kv/io/internal/io_environment.h"
 #include "kv/storage/files/internal/directory_storage.h"
 #include "kv/storage/internal/object_names.h"
-#include "kv/storage/storage.h"
 
 namespace cairn::kv::internal {
 namespace {

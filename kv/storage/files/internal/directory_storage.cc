@@ -8,15 +8,12 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "kv/base/catch_exhaustion.h"
 #include "kv/io/internal/fault_point.h"
-#include "kv/io/internal/file.h"
-#include "kv/storage/files/internal/directory_entries.h"
 #include "kv/storage/internal/object_names.h"
 
 namespace cairn::kv::internal {

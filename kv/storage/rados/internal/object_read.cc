@@ -13,7 +13,6 @@
 #include <future>
 #include <memory>
 #include <utility>
-#include <vector>
 
 #include "kv/base/mutex.h"
 #include "kv/storage/storage.h"

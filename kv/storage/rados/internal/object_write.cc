@@ -10,7 +10,6 @@
 #include <ctime>
 #include <map>
 #include <numeric>
-#include <optional>
 #include <set>
 #include <utility>
 #include <vector>

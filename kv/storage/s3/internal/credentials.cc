@@ -13,7 +13,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <ctime>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <thread>
 #include <utility>

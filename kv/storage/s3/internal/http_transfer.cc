@@ -6,7 +6,6 @@
 #include <cstring>
 #include <new>
 #include <random>
-#include <utility>
 
 #include "kv/base/catch_exhaustion.h"
 

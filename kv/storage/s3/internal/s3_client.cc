@@ -7,9 +7,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <map>
-#include <memory>
-#include <optional>
 #include <set>
 #include <thread>
 #include <utility>

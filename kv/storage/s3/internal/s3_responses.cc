@@ -16,7 +16,6 @@
 #include <optional>
 #include <pugixml.hpp>
 #include <sstream>
-#include <string_view>
 #include <utility>
 
 #include "kv/storage/s3/internal/s3_settings.h"

@@ -23,7 +23,6 @@
 #include "kv/storage/s3/internal/s3_responses.h"
 #include "kv/storage/s3/internal/s3_settings.h"
 #include "kv/storage/s3/internal/s3_upload.h"
-#include "kv/storage/storage.h"
 
 namespace cairn::kv::internal {
 namespace {

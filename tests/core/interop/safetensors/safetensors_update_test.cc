@@ -12,7 +12,6 @@ namespace cairn::core {
 namespace {
 
 using cairn::testing::IsError;
-using ::testing::ElementsAre;
 
 class SafetensorsUpdateTest : public StoreTest {
  protected:

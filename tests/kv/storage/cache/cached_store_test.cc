@@ -11,7 +11,6 @@
 
 #include "kv/storage/cache/internal/cached_storage.h"
 #include "kv/storage/files/internal/directory_storage.h"
-#include "kv/storage/open/open_storage.h"
 #include "kv/store.h"
 #include "tests/kv/storage/cache/cached_storage_fixture.h"
 #include "tests/kv/store_checks.h"
