@@ -16,6 +16,7 @@ from trainer_runs import train
 SCRIPT = "ray_train.py"
 
 
+@pytest.mark.timeout(3600)  # Ray starts its processes twice
 def test_a_worker_that_is_killed_is_replaced_and_continues_bit_for_bit(tmp_path):
     whole = train(SCRIPT, tmp_path / "whole")
     resumed = train(SCRIPT, tmp_path / "killed", "--kill-at", 7)
