@@ -130,7 +130,12 @@ def make_ready(nbytes: int) -> None:
 
 
 def _spans(values: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Begin and end of the memory of each non-empty tensor, ordered by address."""
+    """Begin and end of the memory of each non-empty tensor, ordered by address.
+
+    AssertionError: a tensor is not contiguous.
+    """
+    strided = [key for key, value in values.items() if not value.is_contiguous()]
+    assert not strided, f"{strided[0]} is not contiguous: what a library returns must be in memory"
     lengths = [value.nbytes for value in values.values()]
     begins = np.fromiter((value.data_ptr() for value in values.values()), np.uint64, len(lengths))
     ends = begins + np.array(lengths, np.uint64)

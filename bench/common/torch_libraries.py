@@ -148,8 +148,8 @@ class Safetensors(Library):
         return {key: file.get_tensor(key) for key in keys}
 
     def load_boxes(self, step: int, like: Tensors, boxes: Boxes) -> Tensors:
-        file = self._opened(step)
-        return {key: file.get_slice(key)[index_of(box)] for key, box in boxes.items()}
+        file = self._opened(step)  # of columns, it returns views of the mapped tensors
+        return {key: file.get_slice(key)[index_of(box)].contiguous() for key, box in boxes.items()}
 
     def latest(self) -> int | None:
         return max((int(path.stem[5:]) for path in self.folder.glob("*.safetensors")), default=None)

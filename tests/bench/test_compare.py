@@ -117,16 +117,16 @@ def test_a_run_writes_tables_and_raw_results_and_leaves_nothing_else(tmp_path):
     work = tmp_path / "work"
     small = ("--dir", work, "--scale", "0.002", "--only-states", "embedding", "--repeat", "2")
     peers = ("--only-peers", "cairn,safetensors")
-    done = run_compare(tmp_path, *small, *peers, "--only-works", "save,load_cold,rows")
-    assert "embedding: 12 measurements" in done.stderr
+    done = run_compare(tmp_path, *small, *peers, "--only-works", "save,load_cold,rows,columns")
+    assert "embedding: 16 measurements" in done.stderr
     assert list(work.iterdir()) == []
 
     raw = json.loads((tmp_path / "out" / "raw.json").read_text())
-    assert len(raw["runs"]) == 12 and not any("error" in run for run in raw["runs"])
+    assert len(raw["runs"]) == 16 and not any("error" in run for run in raw["runs"])
     checked = {(run["work"], run["peer"]) for run in raw["runs"] if run.get("checked")}
-    assert len(checked) == 4
+    assert len(checked) == 6
     page = (tmp_path / "out" / "embedding.md").read_text()
-    assert page.count("| cairn |") == page.count("| safetensors |") == 3
+    assert page.count("| cairn |") == page.count("| safetensors |") == 4
     assert "- dcp: was not measured in this run" in page
 
     resumed = run_compare(tmp_path, *small, *peers, "--resume", "--only-works", "save")
