@@ -127,6 +127,27 @@ TEST_F(FullDiskTest, StepCanBeDeletedOnADiskThatIsNearlyFull) {
 
 const SampleShape kLarge{.tensor_count = 6, .largest_bytes = 3 << 20};
 
+TEST_F(FullDiskTest, AnOpenRemovesWhatIsDueAndContinues) {
+  StoreOptions options = SmallBlocks();
+  options.grace = std::chrono::milliseconds(500);
+  {
+    CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path_, OpenMode::kWrite, options));
+    CAIRN_ASSERT_OK(SaveSample(*store, MakeSample(4, 0, kLarge)));
+    CAIRN_ASSERT_OK(store->Delete(std::array<uint64_t, 1>{4}));
+    CAIRN_ASSERT_OK(store->Close());
+  }
+  Fill(0);
+  options.grace = std::chrono::hours(1);
+  EXPECT_THAT(Store::Open(path_, OpenMode::kWrite, options),
+              IsError(ErrorCode::kResourceExhausted, "bytes of deleted steps wait for readers"));
+  ExpectAsBefore();
+  options.grace = {};
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path_, OpenMode::kWrite, options));
+  EXPECT_GT(FreeBytes(), uint64_t{1} << 20);
+  CAIRN_EXPECT_OK(store->Delete(std::array<uint64_t, 1>{3}));
+  ExpectSound(*store);
+}
+
 TEST_F(FullDiskTest, SaveRemovesWhatIsDueAndContinues) {
   StoreOptions options = SmallBlocks();
   options.grace = std::chrono::milliseconds(500);

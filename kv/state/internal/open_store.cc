@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "kv/io/internal/free_space.h"
 #include "kv/root/internal/framed_record.h"
 #include "kv/root/internal/root_log.h"
 #include "kv/state/internal/attempt_outcome.h"
@@ -159,6 +160,7 @@ Result<void> CommitEpoch(StoreState& state, Root& next) {
                                              Describe(outcome.other->writer)),
                       .file = state.storage->address()});
   }
+  state.outcome_unknown = outcome.state == CommitOutcome::State::kUnknown;
   if (outcome.state != CommitOutcome::State::kCommitted) return Fail(std::move(outcome.error));
   // The root before it, if there is one, may be a stray, too, of a writer whose store was replaced.
   const auto is_own = [&]() -> Result<bool> {
@@ -206,11 +208,14 @@ Result<void> OpenForWriting(StoreState& state) {
   Root next = Successor(last, kAnnouncedFor);
   next.epoch = state.epoch;
   next.writer = ThisWriter(state.session);
-  CAIRN_TRY_ASSIGN(state.lease, LeaseKeeper::Take(state.storage, next.writer, state.epoch));
-  if (const auto committed = CommitEpoch(state, next); !committed) {
-    (void)state.lease->Release();
-    return Fail(committed.error());
-  }
+  const auto commit = [&]() -> Result<void> {
+    CAIRN_TRY_ASSIGN(state.lease, LeaseKeeper::Take(state.storage, next.writer, state.epoch));
+    const auto committed = CommitEpoch(state, next);
+    if (!committed) (void)state.lease->Release();
+    return committed;
+  };
+  SetRoot(state, std::move(last));  // which states what is due, if the disk is full
+  CAIRN_TRY(WithSpace([&](uint64_t& seen) { return FreeSpaceForCommit(state, seen); }, commit));
   SetRoot(state, std::move(next));
   Sweep(state);
   return {};
