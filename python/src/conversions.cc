@@ -120,6 +120,7 @@ nb::tuple ExportConverted(const StoreBinding& store, const StepContents& content
   }
   return finish(core::ExportSafetensors(*opened, contents.all(), target,
                                         {.max_shard_bytes = max_shard_bytes,
+                                         .replaces = overwrite,
                                          .name_prefix = {},
                                          .progress = watch.AsProgress(),
                                          .load = loader}));

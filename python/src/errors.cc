@@ -94,6 +94,21 @@ void ThrowInvalid(const std::string& message, const std::string& key,
         message);
 }
 
+namespace {
+
+thread_local int running_functions = 0;  // of a SignalWatch, in each other
+
+struct RunningFunction {
+  RunningFunction() { ++running_functions; }
+  ~RunningFunction() { --running_functions; }
+  RunningFunction(const RunningFunction&) = delete;
+  RunningFunction& operator=(const RunningFunction&) = delete;
+};
+
+}  // namespace
+
+bool SignalWatch::IsRunningPython() { return running_functions > 0; }
+
 core::Progress SignalWatch::AsProgress() {
   return [this](uint64_t done, uint64_t total) { return Report(done, total); };
 }
@@ -106,6 +121,7 @@ bool SignalWatch::Check() {
 }
 
 bool SignalWatch::CheckSignals() {
+  const RunningFunction running;
   if (PyErr_CheckSignals() == 0) return true;
   raised_.emplace();
   is_interrupted_ = true;
@@ -158,6 +174,7 @@ bool SignalWatch::ReportTo(const std::function<bool()>& function) {
   const GilAcquire gil;
   if (!gil) return false;
   if (!CheckSignals()) return false;
+  const RunningFunction running;
   try {
     is_stopped_ = !function();
   } catch (nb::python_error& error) {

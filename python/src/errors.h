@@ -72,6 +72,8 @@ class SignalWatch {
   bool Check();
   /// Raises the exception of a handler or of the function, if one has raised. Requires the GIL.
   void Rethrow();
+  /// Returns whether a signal handler or a function of a SignalWatch is running on this thread.
+  static bool IsRunningPython();
 
  private:
   // Returns true at most every 100 ms, and sets `last`.

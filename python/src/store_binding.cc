@@ -522,13 +522,23 @@ nb::class_<StoreBinding> StoreBinding::Bind(nb::module_& m) {
   return store;
 }
 
+std::unique_lock<std::shared_mutex> StoreBinding::LockToClose() {
+  std::unique_lock lock(close_mutex_, std::defer_lock);
+  if (!SignalWatch::IsRunningPython() || lock.try_lock()) return lock;
+  ThrowInvalid(
+      "the store is in a call: a function that follows its progress, or a signal handler, must not "
+      "close it; set a flag, and close the store after the call");
+}
+
 void StoreBinding::Close() {
   process_.Check();
+  std::unique_lock lock = LockToClose();
   SignalWatch watch;
   Result<void> result = [&]() -> Result<void> {
     const GilRelease no_gil;
+    std::unique_lock alone = std::move(lock);
     ++closing_count_;
-    const std::unique_lock alone(close_mutex_);
+    if (!alone.owns_lock()) alone.lock();
     --closing_count_;
     const MutexLock no_caller(saver_mutex_);
     if (!store_) return {};
@@ -552,9 +562,10 @@ void StoreBinding::Close() {
 void StoreBinding::Abandon() {
   process_.Check();
   {
+    std::unique_lock alone = LockToClose();
     const GilRelease no_gil;
     ++closing_count_;
-    const std::unique_lock alone(close_mutex_);
+    if (!alone.owns_lock()) alone.lock();
     --closing_count_;
     const MutexLock no_caller(saver_mutex_);
     saver_.reset();  // waits for a running save

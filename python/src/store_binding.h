@@ -110,6 +110,10 @@ class StoreBinding {
     return work(*store_);
   }
 
+  /// Returns the lock of close_mutex_, not locked yet. In a function that runs during a call, locks
+  /// it, or raises Invalid if a call of this store is running: the close would wait for itself.
+  std::unique_lock<std::shared_mutex> LockToClose();
+
   ProcessGuard process_;
   std::shared_ptr<CommunicatorBinding> communicator_;  // shared with Python; outlives store_
   // Guards store_ and has_met_ranks_: calls hold it shared, Close and Abandon hold it exclusively.

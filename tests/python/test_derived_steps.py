@@ -66,6 +66,15 @@ def test_a_fork_to_another_store(store, tmp_path, is_open):
         assert_saved(other, 0, state)
 
 
+def test_a_copy_in_the_same_store_keeps_metrics_and_note(store):
+    store.save(1, {"a": 1, "b": 2}, metrics={"loss": 1.0}, note="good")
+    store.fork(1, into=2)
+    store.edit(1, into=3)
+    store.edit(1, into=4, drop="b")  # another state
+    described = [(store.step_info(step).metrics, store.step_info(step).note) for step in (2, 3, 4)]
+    assert described == [({"loss": 1.0}, "good")] * 2 + [({}, "")]
+
+
 def test_changes_wait_for_the_save_of_their_source(store, tmp_path):
     store.save_async(1, {"w": torch.zeros(1000), "v": 1})
     store.fork(1, to=tmp_path / "other", into=9)

@@ -212,17 +212,18 @@ Result<kv::StepInfo> RunEdit(kv::Store& store, uint64_t source_step, uint64_t in
     if (data) CAIRN_TRY(CheckApplicationRecord(name, *data));
   }
   kv::BeginOptions begin{.overwrite = edit.overwrite, .parent = source_step, .is_derived = true};
-  // A step that only gets other records describes the same state, so it keeps its description.
-  if (edit.keeps_all_keys() && source_step == into) {
+  // A copy, and a step that only gets other records, have the same state, and so its description.
+  const bool is_copy = edit.records.empty();
+  if (edit.keeps_all_keys() && (is_copy || source_step == into)) {
     CAIRN_TRY_ASSIGN(const std::shared_ptr<const kv::Snapshot> before, store.Latest());
-    CAIRN_TRY_ASSIGN(const kv::StepInfo replaced, before->FindStep(source_step));
-    begin.metrics = replaced.metrics;
-    begin.note = replaced.note;
+    CAIRN_TRY_ASSIGN(const kv::StepInfo source, before->FindStep(source_step));
+    begin.metrics = source.metrics;
+    begin.note = source.note;
   }
   // Before anything is read: it refuses a store that is open for reading, and a step that exists.
   CAIRN_TRY_ASSIGN(const auto writer, store.Begin(into, begin));
   CAIRN_TRY_ASSIGN(const std::shared_ptr<const kv::Snapshot> snapshot, store.Latest());
-  if (edit.keeps_all_keys() && edit.records.empty()) {
+  if (edit.keeps_all_keys() && is_copy) {
     CAIRN_TRY_ASSIGN(const kv::StepInfo same, snapshot->FindStep(source_step));
     return writer->CommitSame(same);
   }
