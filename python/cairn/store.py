@@ -767,7 +767,8 @@ class Store(Closing):
                 (see :meth:`save`), ``"accuracy:3:max"`` those with the highest; or several of
                 these. Steps without the metric are not kept by it.
 
-        Raises Invalid if none is given and the store has no policy.
+        Raises Invalid if none is given and the store has no policy, and NotFound if ``keep_best``
+        alone is given and no step has such a metric.
         """
         best = best_texts(keep_best)
         if keep_last == keep_every == len(best) == 0 and (kept := self.policy()):

@@ -108,3 +108,8 @@ def test_a_step_with_other_tensors_is_written_again(tmp_path):
 )
 def test_what_cannot_be_bisected_is_refused(run, good, bad, words, code, message):
     assert message in bisect(run, good, bad, *words, code=code, status=2).err
+
+
+def test_keys_that_no_step_has_are_refused(run):
+    words = "bisect", run, "1", "40", "--keys", "nothing", "--", "cat", "{file}"
+    assert "no tensor matches" in run_program("kv-admin", *words, status=2).err

@@ -96,9 +96,16 @@ def test_what_cannot_be_done_is_refused(steps, tmp_path):
     assert "--since" in run_program("kv-admin", "export", path, file, "--sparse").err
     words = "export", path, tmp_path / "folder", "--since", "1"
     assert "NAME.safetensors" in run_program("kv-admin", *words, status=2).err
-    for step in ("7", "none"):
+    (tmp_path / "s@2").mkdir()
+    store = into_store(tmp_path / "s", {"w": torch.ones(3)})
+    for step in ("7", "none", f"{path}@1"):
         run_program("kv-admin", "export", path, file, "--since", step, status=2)
-    assert list(tmp_path.iterdir()) == []
+    refused = run_program("kv-admin", "export", store, file, "--since", "tag", status=2)
+    assert "tag" in refused.err
+    (tmp_path / "s@tag").mkdir()  # takes the name of the step
+    refused = run_program("kv-admin", "export", store, file, "--since", "tag", status=2)
+    assert "neither a step nor a tag of this store" in refused.err
+    assert not file.exists()
 
 
 def test_tensors_that_became_values_and_names_that_are_taken(tmp_path):

@@ -212,6 +212,14 @@ def test_agrees_on_the_latest_step(tmp_path):
         assert latest() == store.latest() == 5
 
 
+def test_a_step_with_the_tag_latest_is_the_one_of_this_name(tmp_path):
+    with cairn.open(tmp_path / "s", mode="a") as store:
+        store.save(1, {"n": 1}, tags=["latest"])
+        store.save(2, {"n": 2})
+    store = cairn_reader.Store(tmp_path / "s")
+    assert [store.step(*name).read("n") for name in (["latest"], [])] == [1, 2]
+
+
 def test_reads_a_compacted_store(features, dump, tmp_path):
     path = tmp_path / "store"
     shutil.copytree(features, path)

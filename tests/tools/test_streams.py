@@ -72,6 +72,12 @@ def test_an_error_that_cannot_be_printed_is_the_exit_status(store, dump, redirec
     assert dump("verify", store).status == 0
 
 
+@pytest.mark.parametrize("redirection", ["> /dev/full", ">&-"])
+@pytest.mark.parametrize("words", ["kv-admin --help", "kv-dump --version", "kv-dump keys --help"])
+def test_help_that_cannot_be_printed_is_an_error(words, redirection):
+    assert run_with(redirection, *words.split()).returncode == 2
+
+
 def test_a_warning_that_cannot_be_printed_does_not_end_the_command(store, tmp_path):
     into_store(store, {"value": 1, "tensor": torch.ones(3)}, first=300)
     out = tmp_path / "out.safetensors"  # cannot contain the value

@@ -91,3 +91,86 @@ def test_a_progress_function_that_changes_the_store_is_refused(tmp_path, change)
         store.save(7, {"x": torch.randn(1 << 20)}, progress=follow)
         assert errors
         assert store.steps() == [1, 7]
+
+
+@pytest.mark.parametrize("change", ["close", "abandon"])
+def test_a_function_that_follows_a_call_does_not_close_its_store(tmp_path, change):
+    raised = []
+
+    def follow(done, total):
+        if not raised:
+            with pytest.raises(cairn.Invalid, match="the store is in a call") as caught:
+                getattr(store, change)()
+            raised.append(caught.value)
+            another.close()  # which is in no call
+
+    with cairn.open(tmp_path / "store", mode="a") as store:
+        another = cairn.open(tmp_path / "another", mode="a")
+        store.save(1, {"x": torch.randn(1 << 20)}, progress=follow)
+        assert raised and store.steps() == [1]
+        raised.clear()
+        store.fork(1, to=tmp_path / "other", progress=lambda *report: follow(0, 0))
+        assert raised and steps_of(tmp_path / "other") == [1]
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_an_export_replaces_all_files_of_the_one_before(store, tmp_path, sharded):
+    def export(step, *words):
+        target = f"{store}@{step}", tmp_path / "out", *words
+        run_program("kv-admin", "export", *target, "--overwrite", status=0)
+
+    def exported():
+        assert all(path.exists() for path in foreign)
+        return {path.name for path in (tmp_path / "out").iterdir() if path not in foreign}
+
+    into_store(store, {f"w{i}": np.full(100, 7.0) for i in range(4)}, first=7)
+    foreign = [tmp_path / "out" / name for name in (
+        "model-best-of-5.safetensors", "model.txt", "model-00001-of-00002.safetensors.bak",
+        "other-00001-of-00002.safetensors")]  # fmt: skip
+    (tmp_path / "out").mkdir()
+    for path in foreign:
+        path.write_text("")
+    sizes = [["--shard-size", "1000"], []]
+    export(7, *sizes[sharded])
+    export(7, "w0", "w1", "--shard-size", "1000")
+    export(7, "w2", "w3", *sizes[not sharded])
+    index = "model.safetensors.index.json" if sharded else "model.safetensors"
+    shards = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)] if sharded else []
+    assert exported() == {index, *shards}
+    run_program("kv-admin", "import", tmp_path / "imported", "--step", 1, tmp_path / "out" / index,
+                status=0)
+    assert set(cairn.open(tmp_path / "imported").read()) == {"w2", "w3"}
+    if sharded:
+        return
+    update = f"{store}@7", tmp_path / "out/model.safetensors", "--since", "8"
+    for words in (update, (f"{store}@7", tmp_path / "out", "--rename", "w=v")):
+        export(7, "w2", "w3", "--shard-size", "1000")
+        run_program("kv-admin", "export", *words, "--overwrite", status=0)
+        assert exported() == {"model.safetensors"}
+
+
+@pytest.mark.parametrize("words", ["report {store} -o {pipe}", "export {store} {pipe} --overwrite",
+                                   "export {store} {pipe} --overwrite --format torch"])
+def test_what_is_not_a_file_is_not_replaced(store, tmp_path, words):
+    pipe = tmp_path / "pipe.safetensors"
+    os.mkfifo(pipe)
+    program = "kv-dump" if words.startswith("report") else "kv-admin"
+    words = words.format(store=store, pipe=pipe).split()
+    assert "not a regular file" in run_program(program, *words, status=2).err
+    assert pipe.is_fifo() and sorted(os.listdir(tmp_path)) == ["pipe.safetensors", "store"]
+
+
+def test_a_folder_may_have_a_step_in_its_name(store, tmp_path):
+    folder = tmp_path / "user@host.com" / "runs@8"
+    folder.mkdir(parents=True)
+    (tmp_path / "user").mkdir()
+    run_program("kv-admin", "push", f"{store}@8", folder / "copy", status=0)
+    assert steps_of(folder / "copy") == [8]
+    run_program("kv-dump", "keys", f"{folder}/copy@8", status=0)
+
+
+def test_a_metric_that_no_step_has_deletes_nothing(store):
+    for metric in ("loss:2", "loss:max:1"):
+        refused = run_program("kv-admin", "prune", store, "--keep-best", metric, status=2)
+        assert "no step has the metric" in refused.err
+    assert steps_of(store) == [8, 64, 100]

@@ -79,6 +79,12 @@ class CheckpointFile {
   Result<uint64_t> MoveTo(const kv::StepInfo& step) {
     CAIRN_TRY_ASSIGN(core::Contents contents, store_.List(step.step, patterns_));
     std::erase_if(contents.tensors, &core::TensorInfo::hidden);
+    if (contents.tensors.empty()) {
+      return Fail(Error{.code = ErrorCode::kNotFound,
+                        .hint = Hint::kListKeys,
+                        .message = "no tensor matches",
+                        .step = step.step});
+    }
     std::vector<std::tuple<std::string, core::DType, core::Shape>> layout;
     for (const core::TensorInfo& tensor : contents.tensors) {
       layout.emplace_back(tensor.fqn, tensor.dtype, tensor.shape);

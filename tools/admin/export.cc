@@ -73,25 +73,8 @@ Result<std::optional<fs::path>> FindExisting(const std::string& target, const st
   if (format == "torch") {
     return fs::exists(target, error) ? std::optional<fs::path>(target) : std::nullopt;
   }
-  fs::path folder = target;
-  std::string name = "model";
-  if (target.ends_with(kSuffix)) {
-    folder = fs::path(target).parent_path();
-    name = fs::path(target).stem().string();
-  }
-  if (folder.empty()) folder = ".";
-  if (!fs::exists(folder, error)) return std::nullopt;
-  fs::directory_iterator entries(folder, error);
-  for (; !error && entries != fs::directory_iterator(); entries.increment(error)) {
-    const std::string file = entries->path().filename().string();
-    const bool whole = file == name + std::string(kSuffix);
-    const bool index = file == name + std::string(kSuffix) + ".index.json";
-    const bool shard = file.starts_with(name + "-") && file.ends_with(kSuffix) &&
-                       file.find("-of-") != std::string::npos;
-    if (whole || index || shard) return entries->path();
-  }
-  if (error) return Fail(SystemError(error.value(), "reading the folder", folder.string()));
-  return std::nullopt;
+  CAIRN_TRY_ASSIGN(const auto files, core::FindExportedFiles(target));
+  return files.empty() ? std::nullopt : std::optional<fs::path>(files.front());
 }
 
 Result<void> CheckTarget(const ExportCommand& command) {
@@ -149,6 +132,7 @@ Result<void> ToSafetensors(const core::CheckpointStore& store, const core::Conte
                            const ExportCommand& command, Output& out) {
   ProgressLine progress("exporting");
   const core::SafetensorsExportOptions how{.max_shard_bytes = command.shard_bytes,
+                                           .replaces = command.overwrite,
                                            .progress = progress.callback()};
   CAIRN_TRY_ASSIGN(const core::SafetensorsExportReport report,
                    core::ExportSafetensors(store, contents, command.target, how));
@@ -203,6 +187,7 @@ Result<void> ToUpdate(const core::CheckpointStore& store, const core::Contents& 
       core::ExportSafetensorsUpdate(
           store, since, contents, command.target,
           {.patterns = patterns, .sparse = command.sparse, .progress = progress.callback()}));
+  if (command.overwrite) CAIRN_TRY(core::RemoveReplacedFiles(command.target, {command.target}));
   progress.Clear();
   std::string what = fmt::format("changed since step {}: {}", since,
                                  Plural(report.complete_tensors + report.sparse_tensors, "tensor"));
@@ -246,6 +231,12 @@ Result<void> Export(ExportCommand command, Output& out) {
   CAIRN_TRY_ASSIGN(const core::Contents contents, store->List(address.step, patterns));
   if (!command.since.empty()) {
     CAIRN_TRY_ASSIGN(const Address since, ParseAddress(address.store + "@" + command.since));
+    if (!since.step || since.store != address.store) {
+      return Fail(ErrorCode::kInvalidArgument,
+                  fmt::format("'{}' is neither a step nor a tag of this store; --since takes one "
+                              "without the store",
+                              EscapeText(command.since)));
+    }
     return ToUpdate(*store, contents, *since.step, patterns, command, out);
   }
   return ToFormat(*store, contents, command, out);

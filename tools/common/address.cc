@@ -21,6 +21,14 @@ bool Exists(const std::string& store) {
   return std::filesystem::exists(AddressDirectory(store), ignored);
 }
 
+/// Returns the position of the "@" before a step; npos if there is none. One before a "/" is part
+/// of the name of a folder.
+size_t FindAt(const std::string& text) {
+  const size_t at = text.rfind('@');
+  return at != std::string::npos && text.find('/', at) != std::string::npos ? std::string::npos
+                                                                            : at;
+}
+
 /// A program ends before anyone could read what it has written to memory. kInvalidArgument.
 Result<void> CheckIsOutsideOfMemory(const std::string& store) {
   if (!store.starts_with("memory:")) return {};
@@ -91,7 +99,7 @@ std::string StoreOf(const std::string& address) {
 
 Result<Address> ParseAddress(const std::string& text) {
   CAIRN_TRY(CheckIsOutsideOfMemory(text));
-  const size_t at = text.rfind('@');
+  const size_t at = FindAt(text);
   Address address{.store = text};
   const std::string digits = at == std::string::npos ? "" : text.substr(at + 1);
   const bool number =
@@ -122,7 +130,7 @@ Result<Address> ParseAddress(const std::string& text) {
 
 Result<StepsAddress> ParseStepsAddress(const std::string& text) {
   CAIRN_TRY(CheckIsOutsideOfMemory(text));
-  const size_t at = text.rfind('@');
+  const size_t at = FindAt(text);
   std::string list = at == std::string::npos ? "" : text.substr(at + 1);
   const bool has_braces = list.size() > 2 && list.front() == '{' && list.back() == '}';
   if (has_braces) list = list.substr(1, list.size() - 2);

@@ -6,9 +6,11 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
+#include <iostream>
 #include <memory>
 #include <string_view>
 #include <system_error>
@@ -319,6 +321,7 @@ Result<const Verb*> ParseCommandLine(const CommandLine& line, std::vector<std::s
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) {
       app->exit(error);  // prints help or version on standard output
+      if (!std::cout.flush()) return Fail(SystemError(errno, "writing to standard output"));
       return nullptr;
     }
     return Fail(ParseErrorOf(line, *app, error));

@@ -4,6 +4,7 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <filesystem>
 #include <map>
 #include <random>
 #include <string>
@@ -56,6 +57,14 @@ Result<int> DumpReport(const DumpRun& run) {
     return Fail(ErrorCode::kInvalidArgument,
                 fmt::format("report needs the name of a file; try kv-dump report {} -o report.html",
                             ShellWord(run.address)));
+  }
+  std::error_code ignored;  // creating the file will report it
+  const auto target = std::filesystem::status(run.file, ignored);
+  if (std::filesystem::exists(target) && !std::filesystem::is_regular_file(target)) {
+    return Fail(Error{.code = ErrorCode::kInvalidArgument,
+                      .message = "the report would replace something that is not a regular file; "
+                                 "name another file",
+                      .file = run.file});
   }
   CAIRN_TRY_ASSIGN(const OpenedStore opened, OpenWithoutStep(run.address, "report"));
   ProgressLine progress("examining steps", ProgressUnit::kCount);

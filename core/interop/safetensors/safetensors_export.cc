@@ -53,12 +53,30 @@ std::vector<Shard> CutIntoShards(std::vector<TensorInfo> tensors, uint64_t max_s
   return shards;
 }
 
-// Returns the path of the files to write without its suffix; creates their directory.
-Result<std::filesystem::path> PrepareStem(const std::string& out) {
+constexpr std::string_view kIndexSuffix = ".safetensors.index.json";
+
+// Returns the path of the files without its suffix.
+std::filesystem::path StemOf(const std::string& out) {
   const bool is_file = std::string_view(out).ends_with(kSuffix);
-  std::filesystem::path stem =
-      is_file ? std::filesystem::path(out.substr(0, out.size() - kSuffix.size()))
-              : std::filesystem::path(out) / "model";
+  return is_file ? std::filesystem::path(out.substr(0, out.size() - kSuffix.size()))
+                 : std::filesystem::path(out) / "model";
+}
+
+// Returns whether `text` is "-00001-of-00003.safetensors", with at least five digits each.
+bool IsShardSuffix(std::string_view text) {
+  const auto take_number = [&](std::string_view before) {
+    if (!text.starts_with(before)) return false;
+    text.remove_prefix(before.size());
+    const size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
+    text.remove_prefix(digits);
+    return digits >= 5;
+  };
+  return take_number("-") && take_number("-of-") && text == kSuffix;
+}
+
+// As StemOf; creates the directory of the files.
+Result<std::filesystem::path> PrepareStem(const std::string& out) {
+  std::filesystem::path stem = StemOf(out);
   if (stem.has_parent_path()) {
     std::error_code error;
     std::filesystem::create_directories(stem.parent_path(), error);
@@ -125,12 +143,44 @@ Result<SafetensorsExportReport> ExportSafetensors(const CheckpointStore& store,
     report.files.push_back(std::move(path));
   }
   if (shards.size() > 1) {
-    std::string path = stem.string() + std::string(kSuffix) + ".index.json";
+    std::string path = stem.string() + std::string(kIndexSuffix);
     CAIRN_TRY(WriteIndex(path, report.bytes, std::move(weight_map)));
     report.files.push_back(std::move(path));
   }
+  if (options.replaces) CAIRN_TRY(RemoveReplacedFiles(out, report.files));
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return report;
+}
+
+Result<std::vector<std::string>> FindExportedFiles(const std::string& out) {
+  const std::filesystem::path stem = StemOf(out);
+  const std::string name = stem.filename().string();
+  const std::filesystem::path folder = stem.has_parent_path() ? stem.parent_path() : ".";
+  std::vector<std::string> found;
+  std::error_code error;
+  if (!std::filesystem::exists(folder, error)) return found;
+  std::filesystem::directory_iterator entries(folder, error);
+  for (; !error && entries != std::filesystem::directory_iterator(); entries.increment(error)) {
+    const std::string file = entries->path().filename().string();
+    if (!file.starts_with(name)) continue;
+    const std::string_view suffix = std::string_view(file).substr(name.size());
+    if (suffix == kSuffix || suffix == kIndexSuffix || IsShardSuffix(suffix)) {
+      found.push_back((stem.parent_path() / file).string());
+    }
+  }
+  if (error) return Fail(SystemError(error.value(), "reading the folder", folder.string()));
+  return found;
+}
+
+Result<void> RemoveReplacedFiles(const std::string& out, const std::vector<std::string>& written) {
+  CAIRN_TRY_ASSIGN(const std::vector<std::string> found, FindExportedFiles(out));
+  for (const std::string& file : found) {
+    if (std::ranges::find(written, file) != written.end()) continue;
+    std::error_code error;
+    std::filesystem::remove(file, error);
+    if (error) return Fail(SystemError(error.value(), "removing a replaced file", file));
+  }
+  return {};
 }
 
 }  // namespace cairn::core

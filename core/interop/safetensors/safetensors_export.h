@@ -18,6 +18,7 @@ class CheckpointStore;
 
 struct SafetensorsExportOptions {
   uint64_t max_shard_bytes = 5'000'000'000;  // larger selections become several files and an index
+  bool replaces = false;  // removes what an earlier export has left (RemoveReplacedFiles)
   /// FQNs that begin with this lose it in the names of the file. All tensors must begin with it.
   std::string name_prefix;
   std::map<std::string, std::string> metadata = {{"format", "pt"}};  // metadata of each file
@@ -43,5 +44,12 @@ struct SafetensorsExportReport {
 Result<SafetensorsExportReport> ExportSafetensors(const CheckpointStore& store,
                                                   const Contents& contents, const std::string& out,
                                                   const SafetensorsExportOptions& options = {});
+
+/// Returns the files that an export to `out` may have written, however many: the file itself, its
+/// index, and shards. kUnavailable: their folder cannot be read.
+Result<std::vector<std::string>> FindExportedFiles(const std::string& out);
+/// Removes those of FindExportedFiles that are not among `written`: readers would prefer an old
+/// index, or an old file without one, to the new files. kUnavailable: one cannot be removed.
+Result<void> RemoveReplacedFiles(const std::string& out, const std::vector<std::string>& written);
 
 }  // namespace cairn::core

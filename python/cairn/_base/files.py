@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from cairn.errors import Unavailable
+from cairn.errors import Invalid, Unavailable
 
 
 @contextmanager
@@ -19,9 +19,13 @@ def replacing(
     """A file that gets its name when the block ends: readers see the old file or the new one, and a
     power failure does not undo it. `placed` is called as soon as it has its name.
 
-    After an error the old file is as it was. Raises Unavailable for errors of the file system.
+    After an error the old file is as it was. Raises Unavailable for errors of the file system, and
+    Invalid if the path is something else than a file.
     """
     path = Path(path)
+    if path.exists() and not path.is_file():
+        text = "this is not a regular file, and would be replaced by one; name another file"
+        raise Invalid(f"{text} (file {path})")
     temporary = path.with_name(f"{path.name}.{secrets.randbits(63)}.tmp")
     try:
         with open(temporary, "xb") as file:  # never a file of somebody else

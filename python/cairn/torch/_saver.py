@@ -188,7 +188,7 @@ class Saver(Closing):
         self._keep_every = _at_least("keep_every", keep_every, 0)
         self._keep_best = best_texts(keep_best)
         if self._keep_best:  # raises Invalid if one cannot be understood
-            store.opened.native.steps_to_delete(0, 0, self._keep_best, None)
+            store.opened.native.steps_to_delete(0, 0, self._keep_best, 0)
         self._agree_every = _at_least("agree_every", agree_every, 1)
         self._async = async_
         self._overwrite, self._tuning = overwrite, tuning

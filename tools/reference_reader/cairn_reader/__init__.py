@@ -473,9 +473,10 @@ class Store:
             latest = max(later, key=saved_at)
         return latest and latest.step
 
-    def step(self, name="latest"):
-        """A step, by its number, its tag or "latest"."""
-        number = self.latest() if name == "latest" else self.tags.get(name, name)
+    def step(self, name=None):
+        """A step, by its number or its tag; the latest without a name or by "latest", if no step
+        has this tag."""
+        number = self.tags.get(name, self.latest() if name in (None, "latest") else name)
         number = int(number) if re.fullmatch("[0-9]{1,20}", str(number)) else None
         check(number in self.entries, f"there is no step {name!r}")
         return Step(self, self.entries[number])

@@ -96,13 +96,13 @@ def run(options):
         found = {"steps": len(store.entries), "errors": [str(error) for error in store.verify()]}
         lines = [*found["errors"], f"{found['steps']} steps, {len(found['errors'])} errors"]
     elif options.safetensors:
-        step = store.step(name or "latest")
+        step = store.step(name or None)
         left_out, bytes_written = write(step, options.safetensors, options.prefix)
         found = {"step": step.summary.step, "bytes": bytes_written, "left_out": left_out}
         lines = [f"step {step.summary.step}: {bytes_written:,} bytes in {options.safetensors}"]
         lines += [f"{left_out} values are left out: the format has only tensors"] * bool(left_out)
     elif options.key is not None:
-        value = store.step(name or "latest").read(options.key, options.slice)
+        value = store.step(name or None).read(options.key, options.slice)
         found = show(value)
         is_array = isinstance(value, (numpy.ndarray, numpy.generic))
         lines = str(value).split("\n") if is_array else [found["value"]]

@@ -26,6 +26,13 @@ Result<std::unique_ptr<DurableFile>> DurableFile::Create(const std::string& path
   std::error_code failed;
   file->path_ = std::filesystem::absolute(path, failed).string();
   if (failed) return Fail(SystemError(failed.value(), "cannot resolve the path", path));
+  const auto target = std::filesystem::status(path, failed);
+  if (std::filesystem::exists(target) && !std::filesystem::is_regular_file(target)) {
+    return Fail(Error{.code = ErrorCode::kInvalidArgument,
+                      .message = "this is not a regular file, and would be replaced by one; name "
+                                 "another file",
+                      .file = path});
+  }
   uint64_t number = 0;
   if (::getrandom(&number, sizeof(number), 0) != sizeof(number)) {
     return Fail(SystemError(errno, "cannot get random bytes"));
