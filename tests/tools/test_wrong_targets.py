@@ -130,6 +130,7 @@ def test_an_export_replaces_all_files_of_the_one_before(store, tmp_path, sharded
     (tmp_path / "out").mkdir()
     for path in foreign:
         path.write_text("")
+    run_program("kv-admin", "export", f"{store}@7", foreign[-1], status=2)  # one that exists
     sizes = [["--shard-size", "1000"], []]
     export(7, *sizes[sharded])
     export(7, "w0", "w1", "--shard-size", "1000")

@@ -13,6 +13,7 @@
 #include <system_error>
 #include <utility>
 
+#include "core/interop/safetensors/internal/shard_names.h"
 #include "core/interop/safetensors/safetensors_format.h"
 
 namespace cairn::core {
@@ -20,8 +21,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kModelSuffix = ".safetensors";
-constexpr std::string_view kIndexSuffix = ".safetensors.index.json";
+using internal::kSafetensorsSuffix;
+using internal::kShardIndexSuffix;
 
 // The weights that libraries open by default, if there are others in the same folder.
 constexpr std::array<std::string_view, 3> kUsualStems = {"model", "diffusion_pytorch_model",
@@ -36,21 +37,6 @@ constexpr std::array<std::string_view, 19> kOtherWeights = {
 bool IsOtherWeights(std::string_view name) {
   return std::ranges::any_of(kOtherWeights,
                              [&](std::string_view suffix) { return name.ends_with(suffix); });
-}
-
-bool IsNumber(std::string_view text) {
-  return text.size() == 5 && std::ranges::all_of(text, [](char c) { return c >= '0' && c <= '9'; });
-}
-
-// "model" for "model.safetensors" and "model-00001-of-00002.safetensors", without the suffix.
-std::string_view StemOf(std::string_view name) {
-  constexpr std::string_view kOf = "-of-";
-  constexpr size_t kShardBytes = 15;  // "-00001-of-00002"
-  if (name.size() <= kShardBytes) return name;
-  const std::string_view shard = name.substr(name.size() - kShardBytes);
-  const bool is_shard = shard[0] == '-' && IsNumber(shard.substr(1, 5)) &&
-                        shard.substr(6, kOf.size()) == kOf && IsNumber(shard.substr(10));
-  return is_shard ? name.substr(0, name.size() - kShardBytes) : name;
 }
 
 std::string Joined(std::string_view folder, std::string_view name, char separator) {
@@ -115,11 +101,12 @@ class DirectoryReader {
     const bool in_folder = slash != std::string::npos;
     const std::string folder = in_folder ? name.substr(0, slash) : "";
     const std::string_view file = std::string_view(name).substr(in_folder ? slash + 1 : 0);
-    if (file.ends_with(kIndexSuffix)) {
-      folders_[folder][std::string(file.substr(0, file.size() - kIndexSuffix.size()))].has_index =
-          true;
-    } else if (file.ends_with(kModelSuffix)) {
-      const std::string_view stem = StemOf(file.substr(0, file.size() - kModelSuffix.size()));
+    if (file.ends_with(kShardIndexSuffix)) {
+      folders_[folder][std::string(file.substr(0, file.size() - kShardIndexSuffix.size()))]
+          .has_index = true;
+    } else if (file.ends_with(kSafetensorsSuffix)) {
+      const std::string_view stem =
+          internal::WithoutShard(file.substr(0, file.size() - kSafetensorsSuffix.size()));
       folders_[folder][std::string(stem)].names.emplace_back(file);
     } else if (IsOtherWeights(file)) {
       directory_.left_out.push_back(name + ": only weights in safetensors files are imported");
@@ -152,7 +139,7 @@ class DirectoryReader {
       if (stem == chosen) continue;
       directory_.left_out.push_back(
           fmt::format("{}: the weights next to it are imported",
-                      Joined(folder, stem + std::string(kModelSuffix), '/')));
+                      Joined(folder, stem + std::string(kSafetensorsSuffix), '/')));
     }
     ModelDirectory::Weights weights{
         .description = {.stem = Joined(folder, chosen, '/'), .prefix = folder, .metadata = {}},
@@ -164,7 +151,7 @@ class DirectoryReader {
     }
     std::map<std::string, std::string> promised;
     std::vector<std::string> names = stems.at(chosen).names;
-    const fs::path index = path_ / folder / (chosen + std::string(kIndexSuffix));
+    const fs::path index = path_ / folder / (chosen + std::string(kShardIndexSuffix));
     if (stems.at(chosen).has_index) {
       CAIRN_TRY_ASSIGN(promised, ReadShardIndex(index.string()));
       std::set<std::string> shards;

@@ -11,12 +11,14 @@
 
 #include "core/base/internal/progress_meter.h"
 #include "core/interop/safetensors/internal/durable_file.h"
+#include "core/interop/safetensors/internal/shard_names.h"
 #include "core/interop/safetensors/safetensors_writer.h"
 
 namespace cairn::core {
 namespace {
 
-constexpr std::string_view kSuffix = ".safetensors";
+using internal::kSafetensorsSuffix;
+using internal::kShardIndexSuffix;
 
 // Tensors of one file, in the order of their bytes.
 using Shard = std::vector<TensorInfo>;
@@ -53,25 +55,11 @@ std::vector<Shard> CutIntoShards(std::vector<TensorInfo> tensors, uint64_t max_s
   return shards;
 }
 
-constexpr std::string_view kIndexSuffix = ".safetensors.index.json";
-
 // Returns the path of the files without its suffix.
 std::filesystem::path StemOf(const std::string& out) {
-  const bool is_file = std::string_view(out).ends_with(kSuffix);
-  return is_file ? std::filesystem::path(out.substr(0, out.size() - kSuffix.size()))
+  const bool is_file = std::string_view(out).ends_with(kSafetensorsSuffix);
+  return is_file ? std::filesystem::path(out.substr(0, out.size() - kSafetensorsSuffix.size()))
                  : std::filesystem::path(out) / "model";
-}
-
-// Returns whether `text` is "-00001-of-00003.safetensors", with at least five digits each.
-bool IsShardSuffix(std::string_view text) {
-  const auto take_number = [&](std::string_view before) {
-    if (!text.starts_with(before)) return false;
-    text.remove_prefix(before.size());
-    const size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
-    text.remove_prefix(digits);
-    return digits >= 5;
-  };
-  return take_number("-") && take_number("-of-") && text == kSuffix;
 }
 
 // As StemOf; creates the directory of the files.
@@ -134,7 +122,7 @@ Result<SafetensorsExportReport> ExportSafetensors(const CheckpointStore& store,
   for (size_t i = 0; i < shards.size(); ++i) {
     std::string path = stem.string();
     if (shards.size() > 1) path += fmt::format("-{:05}-of-{:05}", i + 1, shards.size());
-    path += kSuffix;
+    path += kSafetensorsSuffix;
     CAIRN_TRY(WriteShard(load, shards[i], path, options, progress));
     const std::string name = std::filesystem::path(path).filename().string();
     for (const TensorInfo& tensor : shards[i]) {
@@ -143,7 +131,7 @@ Result<SafetensorsExportReport> ExportSafetensors(const CheckpointStore& store,
     report.files.push_back(std::move(path));
   }
   if (shards.size() > 1) {
-    std::string path = stem.string() + std::string(kIndexSuffix);
+    std::string path = stem.string() + std::string(kShardIndexSuffix);
     CAIRN_TRY(WriteIndex(path, report.bytes, std::move(weight_map)));
     report.files.push_back(std::move(path));
   }
@@ -162,9 +150,10 @@ Result<std::vector<std::string>> FindExportedFiles(const std::string& out) {
   std::filesystem::directory_iterator entries(folder, error);
   for (; !error && entries != std::filesystem::directory_iterator(); entries.increment(error)) {
     const std::string file = entries->path().filename().string();
-    if (!file.starts_with(name)) continue;
-    const std::string_view suffix = std::string_view(file).substr(name.size());
-    if (suffix == kSuffix || suffix == kIndexSuffix || IsShardSuffix(suffix)) {
+    std::string_view rest = file;
+    if (rest.ends_with(kSafetensorsSuffix)) rest.remove_suffix(kSafetensorsSuffix.size());
+    const bool is_weights = rest != file && (rest == name || internal::WithoutShard(rest) == name);
+    if (is_weights || file == name + std::string(kShardIndexSuffix)) {
       found.push_back((stem.parent_path() / file).string());
     }
   }
