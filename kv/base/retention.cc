@@ -164,8 +164,17 @@ std::vector<uint64_t> LineOf(std::span<const StepInfo> steps, uint64_t end) {
   return line;
 }
 
+bool LacksMetrics(const RetentionPolicy& policy, std::span<const StepInfo> steps) {
+  if (policy.keep_last > 0 || policy.keep_every > 0 || policy.keep_best.empty()) return false;
+  return std::ranges::none_of(policy.keep_best, [&](const KeepBest& best) {
+    return std::ranges::any_of(
+        steps, [&](const StepInfo& step) { return ValueOf(step, best.metric).has_value(); });
+  });
+}
+
 std::vector<uint64_t> StepsToDelete(const RetentionPolicy& policy, std::span<const StepInfo> steps,
                                     const Tags& tags, uint64_t latest, bool keeps_latest) {
+  if (LacksMetrics(policy, steps)) return {};
   std::set<uint64_t> kept;
   for (const auto& [tag, step] : tags) kept.insert(step);
   for (const KeepBest& best : policy.keep_best) AddBest(best, steps, kept);

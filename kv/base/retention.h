@@ -71,8 +71,12 @@ std::optional<uint64_t> LatestOf(std::span<const StepInfo> steps);
 /// store, ascending.
 std::vector<uint64_t> LineOf(std::span<const StepInfo> steps, uint64_t end);
 
-/// Returns the steps, ascending, that neither the policy nor a tag keeps. `steps` are all steps of
-/// a store, ascending. The last ones are those on the line of `latest`, and as many of the highest
+/// Returns whether the policy chooses by metrics only, and no step has a value of one of them that
+/// can be compared, such as if the name is wrong or a run has diverged.
+bool LacksMetrics(const RetentionPolicy& policy, std::span<const StepInfo> steps);
+
+/// Returns the steps, ascending, that neither the policy nor a tag keeps; none if LacksMetrics.
+/// `steps` are all steps of a store, ascending. The last ones are those on the line of `latest`, and as many of the highest
 /// ones up to it: of a run that has gone back, both lines remain for a while. Higher steps remain.
 /// So does `latest`, with `keeps_latest`.
 std::vector<uint64_t> StepsToDelete(const RetentionPolicy& policy, std::span<const StepInfo> steps,

@@ -59,17 +59,11 @@ Result<std::vector<uint64_t>> Snapshot::StepsToDelete(const RetentionPolicy& pol
                                                       std::optional<uint64_t> newest) const {
   CAIRN_TRY_ASSIGN(const std::vector<StepInfo> steps, Steps());
   if (steps.empty()) return std::vector<uint64_t>();
-  const auto is_known = [&](const KeepBest& best) {
-    return std::ranges::any_of(steps, [&](const StepInfo& step) {
-      return std::ranges::find(step.metrics, best.metric, &Metric::name) != step.metrics.end();
-    });
-  };
-  const bool keeps_only_best = !newest && policy.keep_last == 0 && policy.keep_every == 0;
-  if (keeps_only_best && !policy.keep_best.empty() &&
-      std::ranges::none_of(policy.keep_best, is_known)) {
+  if (!newest && LacksMetrics(policy, steps)) {
     return Fail(Error{.code = ErrorCode::kNotFound,
                       .hint = Hint::kListSteps,
-                      .message = fmt::format("no step has the metric '{}', so none would be kept",
+                      .message = fmt::format("no step has a value of the metric '{}', so none "
+                                             "would be kept",
                                              policy.keep_best.front().metric),
                       .file = state_->storage->address()});
   }

@@ -39,8 +39,8 @@ class Snapshot {
   /// cannot be read. Cost: one read for about each 50 steps that are older than the last 64.
   Result<std::vector<StepInfo>> Steps() const;
   /// Returns the steps to delete (kv/base/retention.h), by default along the line of the latest,
-  /// otherwise along that of `newest`, which then remains. kNotFound: the policy keeps steps by
-  /// metrics only, which no step has. kDataLoss, kUnavailable: see Steps.
+  /// otherwise along that of `newest`, which then remains. kNotFound: LacksMetrics, unless `newest`
+  /// is given, for which nothing is deleted then. kDataLoss, kUnavailable: see Steps.
   Result<std::vector<uint64_t>> StepsToDelete(const RetentionPolicy& policy,
                                               std::optional<uint64_t> newest = {}) const;
   /// Returns `step`, or the latest step (LatestOf in kv/base/retention.h). kNotFound: there is no

@@ -1,8 +1,10 @@
 """Commands and calls that would change or remove something else than what was named."""
 
+import math
 import os
 
 import cairn
+import cairn.torch
 import numpy as np
 import pytest
 import torch
@@ -150,6 +152,21 @@ def test_an_export_replaces_all_files_of_the_one_before(store, tmp_path, sharded
         assert exported() == {"model.safetensors"}
 
 
+@pytest.mark.parametrize("words", [[], ["--shard-size", "1000"], ["--since", "64"],
+                                   ["--rename", "x=y"]])
+def test_an_export_does_not_remove_what_it_wrote(store, tmp_path, words):
+    into_store(store, {f"w{i}": np.full(100, 7.0) for i in range(4)}, first=7)
+    step = 100 if "--since" in words else 7
+    (tmp_path / "out").mkdir()
+    files = None
+    for out in ("out/file.safetensors", "out//file.safetensors", "out/./file.safetensors",
+                "out/../out///file.safetensors"):  # fmt: skip
+        target = f"{store}@{step}", f"{tmp_path}/{out}", *words
+        run_program("kv-admin", "export", *target, "--overwrite", status=0)
+        files = files or sorted(os.listdir(tmp_path / "out"))
+        assert files and sorted(os.listdir(tmp_path / "out")) == files
+
+
 @pytest.mark.parametrize("words", ["report {store} -o {pipe}", "export {store} {pipe} --overwrite",
                                    "export {store} {pipe} --overwrite --format torch"])
 def test_what_is_not_a_file_is_not_replaced(store, tmp_path, words):
@@ -170,8 +187,22 @@ def test_a_folder_may_have_a_step_in_its_name(store, tmp_path):
     run_program("kv-dump", "keys", f"{folder}/copy@8", status=0)
 
 
-def test_a_metric_that_no_step_has_deletes_nothing(store):
-    for metric in ("loss:2", "loss:max:1"):
+def test_a_metric_of_which_no_step_has_a_number_deletes_nothing(store):
+    with cairn.open(store, mode="a") as opened:
+        opened.save(101, {"x": np.zeros(3)}, metrics={"diverged": math.nan})
+    for metric in ("loss:2", "loss:max:1", "diverged:2"):
         refused = run_program("kv-admin", "prune", store, "--keep-best", metric, status=2)
-        assert "no step has the metric" in refused.err
-    assert steps_of(store) == [8, 64, 100]
+        assert "no step has a value of the metric" in refused.err
+        if metric.count(":") > 1:
+            continue
+        run_program("kv-admin", "policy", store, "--keep-best", metric, status=0)
+        with cairn.open(store, mode="a") as opened:
+            opened.save(102, {"x": np.zeros(3)}, overwrite=True)
+        assert steps_of(store) == [8, 64, 100, 101, 102]
+    run_program("kv-admin", "policy", store, "--none", status=0)
+    with cairn.open(store, mode="a") as opened:
+        with cairn.torch.Saver(opened, every=1, keep_best=["loss:1"]) as saver:
+            saver.save(103, {"x": torch.zeros(3)}, metrics={"diverged": math.nan})
+            assert len(opened.steps()) == 6
+            saver.save(104, {"x": torch.zeros(3)}, metrics={"loss": 1.0})
+    assert steps_of(store) == [104]

@@ -163,8 +163,11 @@ Result<std::vector<std::string>> FindExportedFiles(const std::string& out) {
 
 Result<void> RemoveReplacedFiles(const std::string& out, const std::vector<std::string>& written) {
   CAIRN_TRY_ASSIGN(const std::vector<std::string> found, FindExportedFiles(out));
+  const auto name_of = [](const std::string& path) {  // one folder may have several paths
+    return std::filesystem::path(path).filename();
+  };
   for (const std::string& file : found) {
-    if (std::ranges::find(written, file) != written.end()) continue;
+    if (std::ranges::find(written, name_of(file), name_of) != written.end()) continue;
     std::error_code error;
     std::filesystem::remove(file, error);
     if (error) return Fail(SystemError(error.value(), "removing a replaced file", file));
