@@ -142,6 +142,11 @@ TEST_F(FullDiskTest, AnOpenRemovesWhatIsDueAndContinues) {
               IsError(ErrorCode::kResourceExhausted, "bytes of deleted steps wait for readers"));
   ExpectAsBefore();
   options.grace = {};
+  options.take_over = true;
+  EXPECT_THAT(Store::Open(path_, OpenMode::kWrite, options),
+              IsError(ErrorCode::kResourceExhausted, "the former writer may go on"));
+  ExpectAsBefore();
+  options.take_over = false;
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path_, OpenMode::kWrite, options));
   EXPECT_GT(FreeBytes(), uint64_t{1} << 20);
   CAIRN_EXPECT_OK(store->Delete(std::array<uint64_t, 1>{3}));

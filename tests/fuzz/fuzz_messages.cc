@@ -36,7 +36,7 @@ void FuzzLease(std::span<const std::byte> bytes) {
   CAIRN_FUZZ_CHECK(DecodeLease(once) == lease);
   MemoryStorage storage("fuzz");
   CAIRN_FUZZ_CHECK(storage.Put(LeaseName("s"), bytes).has_value());
-  const Result<void> checked = CheckLease(storage, "s");
+  const Result<bool> checked = CheckLease(storage, "s");
   if (!checked) UseError(checked.error());
 }
 

@@ -91,12 +91,16 @@ struct GivenUp {
   }
 };
 
-bool IsAlive(const Lease& lease) {
-  if (IsOfThisSystem(lease) && !IsHidden(lease.writer.pid)) {
-    if (ProcessStart(lease.writer.pid) != lease.process_start) return false;
-    const bool is_this_process = lease.writer.pid == static_cast<uint32_t>(::getpid());
-    return !is_this_process || !GivenUp::OfThisProcess().Contains(lease.writer.session);
-  }
+/// Returns whether the process of a lease exists and has not given it up; nothing if this system
+/// cannot know it.
+std::optional<bool> IsRunning(const Lease& lease) {
+  if (!IsOfThisSystem(lease) || IsHidden(lease.writer.pid)) return std::nullopt;
+  if (ProcessStart(lease.writer.pid) != lease.process_start) return false;
+  const bool is_this_process = lease.writer.pid == static_cast<uint32_t>(::getpid());
+  return !is_this_process || !GivenUp::OfThisProcess().Contains(lease.writer.session);
+}
+
+bool IsRecent(const Lease& lease) {
   // A renewal in the future comes from a host whose clock is ahead.
   const int64_t now_ns = NowUnixNs();
   return lease.renewed_unix_ns > now_ns - kLeaseLifetimeNs &&
@@ -201,10 +205,12 @@ std::optional<Lease> DecodeLease(std::span<const std::byte> bytes) {
   return complete ? std::optional(std::move(lease)) : std::nullopt;
 }
 
-Result<void> CheckLease(Storage& storage, const std::string& session) {
+Result<bool> CheckLease(Storage& storage, const std::string& session) {
   CAIRN_TRY_ASSIGN(const std::optional<Lease> lease, ReadLease(storage, session));
-  if (lease && IsAlive(*lease)) return Fail(HeldBy(storage, *lease));
-  return {};
+  if (!lease) return true;
+  const std::optional<bool> is_running = IsRunning(*lease);
+  if (is_running.value_or(IsRecent(*lease))) return Fail(HeldBy(storage, *lease));
+  return is_running.has_value();
 }
 
 struct LeaseKeeper::State {

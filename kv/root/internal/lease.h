@@ -51,16 +51,17 @@ std::vector<std::byte> EncodeLease(const Lease& lease);
 /// Returns nothing if `bytes` are not a lease.
 std::optional<Lease> DecodeLease(std::span<const std::byte> bytes);
 
-/// kConflict: the writer of `session`, which the newest root names, is alive; the message names its
-/// host and pid, and since when it has been the writer. kUnavailable: the lease cannot be read. A
-/// damaged lease is ignored.
+/// Returns whether the writer of `session`, which the newest root names, has ended: not if it has
+/// only not renewed its lease for long. kConflict: it is alive; the message names its host and pid,
+/// and since when it has been the writer. kUnavailable: the lease cannot be read. A damaged lease
+/// counts as absent, as after a close.
 ///
 /// If the lease is of this boot of this host and of this pid namespace, its process is alive if it
 /// exists and started at the recorded time; a lease that this process itself has given up counts
 /// for nothing, even if it could not be removed. Otherwise, and if /proc hides the process from
 /// this user (hidepid), it counts as alive for kLeaseLifetimeNs after its last renewal, by the
 /// clocks of both hosts, which may differ by kMaxClockLeadNs.
-Result<void> CheckLease(Storage& storage, const std::string& session);
+Result<bool> CheckLease(Storage& storage, const std::string& session);
 
 /// Keeps a lease of this process. While the writer is idle, a thread renews it if it exists.
 ///

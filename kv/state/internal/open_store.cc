@@ -200,8 +200,9 @@ Result<void> OpenForWriting(StoreState& state) {
   CAIRN_TRY(CheckCanFollow(*state.storage, RootName(last.number), last.number, last.epoch));
   // A writer puts its lease before it commits the root of its epoch. So if the writer of this root
   // is alive, its lease exists; and if another one commits first, the commit below fails.
+  bool has_ended = last.number == 0;
   if (!state.options.take_over && last.number > 0) {
-    CAIRN_TRY(CheckLease(*state.storage, last.writer.session));
+    CAIRN_TRY_ASSIGN(has_ended, CheckLease(*state.storage, last.writer.session));
   }
   state.epoch = last.epoch == 0 ? FirstEpoch(state.uuid) : last.epoch + 1;
   CAIRN_TRY_ASSIGN(state.session, NewSession(state.epoch));
@@ -215,7 +216,12 @@ Result<void> OpenForWriting(StoreState& state) {
     return committed;
   };
   SetRoot(state, std::move(last));  // which states what is due, if the disk is full
-  CAIRN_TRY(WithSpace([&](uint64_t& seen) { return FreeSpaceForCommit(state, seen); }, commit));
+  // A former writer that goes on may use again what is due.
+  const auto free_space = [&](uint64_t& seen) -> std::optional<std::string> {
+    if (has_ended) return FreeSpaceForCommit(state, seen);
+    return "; nothing is removed first, because the former writer may go on";
+  };
+  CAIRN_TRY(WithSpace(free_space, commit));
   SetRoot(state, std::move(next));
   Sweep(state);
   return {};
