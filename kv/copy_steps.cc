@@ -80,14 +80,21 @@ Error WrongRecords(uint64_t step, const char* message) {
   return {.code = ErrorCode::kDataLoss, .message = message, .step = step};
 }
 
-/// Returns the steps to copy, ascending. kNotFound: one of them does not exist.
-Result<std::vector<StepInfo>> FindSteps(const Snapshot& source, std::vector<uint64_t> numbers) {
-  std::ranges::sort(numbers);
-  numbers.erase(std::ranges::unique(numbers).begin(), numbers.end());
+/// Returns the steps to copy, ascending; with CopyOptions::skip_lost, adds those that do not exist
+/// to `report`. kNotFound: one of them does not exist.
+Result<std::vector<StepInfo>> FindSteps(const Snapshot& source, const CopyOptions& options,
+                                        CopyReport& report) {
+  const std::set<uint64_t> numbers(options.steps.begin(), options.steps.end());
   std::vector<StepInfo> steps;
   for (const uint64_t number : numbers) {
-    CAIRN_TRY_ASSIGN(StepInfo step, source.FindStep(number));
-    steps.push_back(std::move(step));
+    auto step = source.FindStep(number);
+    if (step) {
+      steps.push_back(*std::move(step));
+    } else if (options.skip_lost && step.error().code == ErrorCode::kNotFound) {
+      report.steps.push_back({.step = number, .outcome = CopiedStep::Outcome::kDeleted});
+    } else {
+      return Fail(std::move(step).error());
+    }
   }
   return steps;
 }
@@ -384,8 +391,9 @@ class StepCopier {
 
 Result<CopyReport> CopySteps(Store& source, Store& target, const CopyOptions& options) {
   CAIRN_TRY_ASSIGN(const auto snapshot, source.Latest());
+  CopyReport report;
   CAIRN_TRY_ASSIGN(const std::vector<StepInfo> steps,
-                   internal::FindSteps(*snapshot, options.steps));
+                   internal::FindSteps(*snapshot, options, report));
   if (options.into && steps.size() != 1) {
     return Fail(ErrorCode::kInvalidArgument, "only one step can be copied to another number");
   }
@@ -402,9 +410,13 @@ Result<CopyReport> CopySteps(Store& source, Store& target, const CopyOptions& op
                                         "a save or another copy of the target is still running; "
                                         "wait for it"));
   internal::StepCopier copies(source, root, state, options);
-  CopyReport report;
   for (const StepInfo& step : steps) {
     auto copied = copies.Copy(step);
+    if (!copied && options.skip_lost && copied.error().code == ErrorCode::kDataLoss &&
+        !state.outcome_unknown) {
+      report.damaged.push_back(std::move(copied).error().WithStep(step.step));
+      continue;
+    }
     if (!copied) {
       const auto kept = copies.KeepFinished();
       Error error = internal::ExplainFailure(state, std::move(copied).error());
@@ -414,6 +426,7 @@ Result<CopyReport> CopySteps(Store& source, Store& target, const CopyOptions& op
     }
     report.steps.push_back(*copied);
   }
+  std::ranges::sort(report.steps, {}, &CopiedStep::step);
   return report;
 }
 

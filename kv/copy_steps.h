@@ -24,7 +24,8 @@ namespace cairn::kv {
 /// damaged; the error names the object. kCancelled: `progress` returned false. kInvalidArgument:
 /// `into` is set, and there is not exactly one step. kFailedPrecondition: the target is not open
 /// for writing, or a save of it is running. Returns the errors of the two storages, too. After an
-/// error, the steps before it are in the target.
+/// error, the steps before it are in the target. With `skip_lost`, a step of which these are
+/// kNotFound or kDataLoss ends nothing, and is kDeleted or among CopyReport::damaged.
 ///
 /// Memory: the block pools of both stores, and, per thread, the page digests and the footer of a
 /// segment. While it runs, the target cannot begin a step. Threads: one call per target at a time.

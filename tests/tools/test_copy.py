@@ -50,6 +50,25 @@ def test_impossible_rates_are_refused(admin, tmp_path):
         assert admin("push", tmp_path / "a", tmp_path / "c", "--max-rate", rate).status == 2
 
 
+def test_a_mirror_copies_what_is_not_damaged(admin, tmp_path):
+    states = {}
+    with cairn.open(tmp_path / "a", mode="a") as store:
+        for step in range(1, 5):
+            states[step] = {"x": torch.randn(MIB // 4)}
+            store.save(step, states[step])
+    segments = sorted((tmp_path / "a/segments").iterdir(), key=os.path.getmtime)
+    damaged = bytearray(segments[1].read_bytes())
+    damaged[100_000] ^= 1
+    segments[1].write_bytes(damaged)
+    finished = admin("mirror", tmp_path / "a", tmp_path / "b", status=2)
+    assert "(step 2" in finished.err and "this step is not copied" in finished.err
+    assert "1 step not copied" in finished.err
+    assert_steps(tmp_path / "b", {step: states[step] for step in (1, 3, 4)})
+    with cairn.open(tmp_path / "a", mode="a") as store:
+        store.delete(2)
+    assert admin("mirror", tmp_path / "a", tmp_path / "b").status == 0
+
+
 def test_mirror_copies_all_steps_and_keeps_deleted_ones(admin, tmp_path):
     states = save_steps(tmp_path / "a", 3)
     plan = admin("mirror", tmp_path / "a", tmp_path / "b", "--dry-run")
@@ -90,7 +109,7 @@ def test_mirror_follows_until_a_signal(tmp_path, number):
                 store.save(step, {"w": state["w"] + step})
                 wait_until(lambda: has_steps(tmp_path / "b", list(range(1, step + 1))))
             process.send_signal(number)
-            out, err = process.communicate(timeout=250)
+            out, err = process.communicate(timeout=1200)
         finally:
             process.kill()
     assert process.returncode == 0, err

@@ -100,12 +100,13 @@ struct TimedCopy {
 /// Copies with a progress line. Errors: see kv::CopySteps.
 Result<TimedCopy> CopyWithProgress(kv::Store& from, kv::Store& to, const CopyCommand& command,
                                    const std::shared_ptr<kv::Throttle>& throttle,
-                                   std::vector<uint64_t> steps) {
+                                   std::vector<uint64_t> steps, bool skip_lost) {
   ProgressLine line("copying");
   const kv::CopyOptions options{
       .steps = std::move(steps),
       .into = command.into,
       .overwrite = command.overwrite,
+      .skip_lost = skip_lost,
       .threads = static_cast<uint32_t>(command.threads),
       .throttle = throttle,
       .progress = [&](const kv::CopyProgress& done) {
@@ -192,7 +193,12 @@ class Mirror {
       CAIRN_TRY(out_.Finish());
       Await();
     }
-    return to_->Close();
+    CAIRN_TRY(to_->Close());
+    if (command_.follow || damaged_steps_ == 0) return {};
+    return Fail(Error{.code = ErrorCode::kDataLoss,
+                      .message = fmt::format("{} not copied, because of damage in the source",
+                                             Plural(damaged_steps_, "step")),
+                      .file = from_->directory()});
   }
 
  private:
@@ -203,12 +209,17 @@ class Mirror {
       std::vector<uint64_t> steps;
       for (const kv::StepInfo& step : changed) steps.push_back(step.step);
       CAIRN_TRY_ASSIGN(const TimedCopy copy,
-                       CopyWithProgress(*from_, *to_, command_.copy, throttle_, std::move(steps)));
+                       CopyWithProgress(*from_, *to_, command_.copy, throttle_, std::move(steps),
+                                        /*skip_lost=*/true));
       if (command_.copy.json) {
         out_.WriteLine(JsonLine(CopyJson(*from_, *to_, copy)));
       } else {
         PrintCopy(copy, /*only_new=*/true, out_);
       }
+      for (const Error& damage : copy.report.damaged) {
+        Warn("kv-admin", EscapeText(damage.ToString()) + "; this step is not copied");
+      }
+      damaged_steps_ += copy.report.damaged.size();
     }
     for (const kv::StepInfo& step : changed) done_[step.step] = step.generation;
     return command_.prune ? Prune(*snapshot) : Result<void>();
@@ -258,7 +269,8 @@ class Mirror {
   const std::unique_ptr<kv::Store> from_;
   const std::unique_ptr<kv::Store> to_;
   Output& out_;
-  std::map<uint64_t, uint64_t> done_;  // generations of the steps that were copied
+  std::map<uint64_t, uint64_t> done_;  // generations of the steps that were copied or are damaged
+  size_t damaged_steps_ = 0;
 };
 
 /// Prints what a mirror would do. Changes nothing.
@@ -287,9 +299,10 @@ Result<void> PrintPlan(const MirrorCommand& command, const kv::Store& from, Outp
   return {};
 }
 
-/// Copies the steps of `from` that `to` lacks. With `follow`, waits for new ones until SIGINT or
-/// SIGTERM, which is a success, and continues after kUnavailable. Other errors: see kv::CopySteps.
-/// kFailedPrecondition: `from` has no steps, and `prune` would delete all of `to`.
+/// Copies the steps of `from` that `to` lacks, with a warning for each that is damaged. With
+/// `follow`, waits for new ones until SIGINT or SIGTERM, which is a success, and continues after
+/// kUnavailable. kDataLoss: all but the damaged steps were copied. kFailedPrecondition: `from` has
+/// no steps, and `prune` would delete all of `to`. Other errors: see kv::CopySteps.
 Result<void> RunMirror(const MirrorCommand& command, Output& out) {
   CAIRN_TRY_ASSIGN(const StepsAddress address, ParseStepsAddress(command.copy.from));
   if (!address.steps.empty()) {
@@ -323,7 +336,8 @@ Result<void> Copy(const CopyCommand& command, Output& out) {
   }
   CAIRN_TRY_ASSIGN(const auto to, OpenCopyTarget(command.to));
   CAIRN_TRY_ASSIGN(const TimedCopy copy,
-                   CopyWithProgress(*from, *to, command, throttle, address.steps));
+                   CopyWithProgress(*from, *to, command, throttle, address.steps,
+                                    /*skip_lost=*/false));
   CAIRN_TRY(to->Close());
   if (command.json) {
     WriteJson(out, CopyJson(*from, *to, copy));

@@ -72,6 +72,18 @@ TEST_P(CopyPairTest, CopiedStepsAreEqualAndVerify) {
   EXPECT_THAT(ListedNames(*target_), IsEmpty());
 }
 
+TEST_P(CopyPairTest, AMissingStepCanBeSkipped) {
+  CAIRN_ASSERT_OK(SaveThreeSteps(source_));
+  EXPECT_THAT(OpenAndCopy(source_, target_, {.steps = {0, 2}}), IsError(ErrorCode::kNotFound, ""));
+  CAIRN_ASSERT_OK_AND_ASSIGN(
+      const CopyReport report,
+      OpenAndCopy(source_, target_, {.steps = {9, 2, 0}, .skip_lost = true}));
+  ASSERT_THAT(report.steps, SizeIs(3));
+  EXPECT_EQ(report.steps[0].outcome, Outcome::kDeleted);
+  EXPECT_EQ(report.steps[1].outcome, Outcome::kCopied);
+  EXPECT_EQ(report.steps[2].step, 9);
+}
+
 TEST_P(CopyPairTest, SeveralCopiesShareAThrottle) {
   CAIRN_ASSERT_OK(SaveThreeSteps(source_));
   const auto throttle = std::make_shared<Throttle>(1ull << 50);
