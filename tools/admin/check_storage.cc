@@ -94,7 +94,7 @@ class CheckFolder {
     const auto deadline = std::chrono::steady_clock::now() + kFolderLag;
     while (!std::filesystem::exists(second_->address(), error)) {
       if (std::chrono::steady_clock::now() > deadline ||
-          !std::filesystem::exists(command.second_address)) {
+          !std::filesystem::exists(command.second_address, error)) {
         return Fail(ErrorCode::kInvalidArgument,
                     fmt::format("{} is not another mount of {}: a directory that was created in "
                                 "one does not exist in the other",

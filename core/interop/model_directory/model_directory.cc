@@ -82,6 +82,8 @@ class DirectoryReader {
         entries.disable_recursion_pending();
       } else if (!entries->is_directory(ignored)) {
         CAIRN_TRY(Add(name));
+      } else if (entries->is_symlink(ignored)) {  // it may contain this directory
+        directory_.left_out.push_back(name + ": links to directories are not followed");
       }
     }
     if (error) return Fail(SystemError(error.value(), "reading the directory", path_.string()));
