@@ -448,6 +448,17 @@ nb::class_<StoreBinding> StoreBinding::Bind(nb::module_& m) {
            [](const Self& self, const kv::StepInfo& step) {
              self.Use([&](Store& store) { return store.kv().ContinueFrom(step), Result<void>(); });
            })
+      // Whether the store has the step; None if the next one continues from another one.
+      .def("has_continued",
+           [](const Self& self, const kv::StepInfo& step) {
+             return self.Use([&](Store& store) -> Result<std::optional<bool>> {
+               const auto continued = store.kv().continuation().step;
+               if (!continued || continued->attempt != step.attempt) return std::nullopt;
+               CAIRN_TRY_ASSIGN(const auto snapshot, store.kv().Latest());
+               const auto found = snapshot->FindStep(step.step);
+               return found && found->attempt == step.attempt;
+             });
+           })
       .def("has_loaded",
            [](const Self& self) {
              return self.Use([&](Store& store) -> Result<bool> {

@@ -177,6 +177,22 @@ def test_save_saves_now_and_once(store):
         assert store.steps() == [5, 7] and saver.last_step == 7
 
 
+def test_save_adds_to_a_step_that_was_just_saved(store):
+    with Saver(store, every=5, keep_last=1) as saver:
+        saver.step(5, state_of(5), metrics={"loss": 0.5})
+        saver.save(5, state_of(5), tags=["final"], note="the end")
+    info = store.step_info("final")
+    assert (info.step, info.metrics, info.note) == (5, {"loss": 0.5}, "the end")
+    with Saver(store, every=5) as saver:
+        saver.resume(state_of(0))
+        saver.save(5, state_of(6), tags=["again"])  # the training was over
+    assert list(store.tags()) == ["final"]
+    with Saver(store, every=5, overwrite=True) as saver:
+        saver.resume(state_of(0))
+        saver.save(5, state_of(6), tags=["again"])
+    assert_same(store.read(step="again"), state_of(6))
+
+
 def test_bad_numbers_and_a_closed_saver_are_refused(store):
     for options in ({"every": 0}, {"every": 1, "keep_last": -1}, {"every": 1, "agree_every": 0}):
         with pytest.raises(cairn.Invalid, match=list(options)[-1]):
@@ -309,7 +325,7 @@ def train(rank, path, signalled, every, agree_every, steps):
     """Saves `steps` steps, with a signal to rank `signalled` at step 7."""
     code = None
     try:
-        with cairn.open(path, mode="a", timeout=30) as store:
+        with cairn.open(path, mode="a", timeout=600) as store:
             with Saver(store, every=every, agree_every=agree_every, keep_last=2) as saver:
                 for step in range(1, steps + 1):
                     if rank == signalled and step == 7:
@@ -342,7 +358,7 @@ def test_saves_behind_the_training_are_kept_and_deleted_alike(path):
 
 @with_ranks(2)
 def test_ranks_at_different_steps_are_told(rank, path):
-    with cairn.open(path, mode="a", timeout=30) as store, Saver(store, every=100) as saver:
+    with cairn.open(path, mode="a", timeout=600) as store, Saver(store, every=100) as saver:
         with pytest.raises(cairn.Invalid, match="other ranks are at steps 1 to 2"):
             saver.step(1 + rank, {})
 
@@ -352,7 +368,7 @@ def test_a_state_that_cannot_be_saved_on_one_rank_fails_on_all(rank, path):
     def state() -> dict:
         return {"t": threading.Lock() if rank == 1 else torch.zeros(1)}
 
-    with cairn.open(path, mode="a", timeout=30) as store, Saver(store, every=1) as saver:
+    with cairn.open(path, mode="a", timeout=600) as store, Saver(store, every=1) as saver:
         for _ in range(2):
             with pytest.raises(cairn.Invalid):
                 saver.step(1, state)
@@ -362,7 +378,7 @@ def test_a_state_that_cannot_be_saved_on_one_rank_fails_on_all(rank, path):
 
 @with_ranks(2)
 def test_without_signals_ranks_do_not_ask(rank, path):
-    with cairn.open(path, mode="a", timeout=30) as store:
+    with cairn.open(path, mode="a", timeout=600) as store:
         with Saver(store, every=2, signals=(), keep_last=1) as saver:
             for step in range(1, 8):
                 saver.step(step, {"step": step})

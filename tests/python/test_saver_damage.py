@@ -154,6 +154,62 @@ def test_an_undamaged_copy_in_a_mirror_is_loaded_first(saved, tmp_path):
             assert_same(state, state_of(40))
 
 
+def damage_frozen(path: Path) -> None:
+    """Damages the tensor that all steps share."""
+    cairn_testing.damage(path, state_of(0)["frozen"].numpy().tobytes()[6400:6464])
+
+
+def test_after_a_copy_was_loaded_nothing_refers_to_the_damaged_one(saved, tmp_path):
+    mirror = tmp_path / "mirror"
+    for first in (True, False):
+        with cairn.open(saved, mode="a") as store:
+            with Saver(store, every=10, mirror=str(mirror), async_=False) as saver:
+                saver.resume(state_of(0), on_damage="previous")
+                saver.save(40 if first else 50, state_of(40))
+                saver.save(41 if first else 51, state_of(40))
+        if first:
+            damage_frozen(saved)
+    with cairn.open(saved) as store:
+        assert all(store.damaged_keys(step) for step in (10, 20, 30, 40, 41))
+        assert not store.damaged_keys(50) and not store.damaged_keys(51)
+        assert store.step_info(50).parent.step == 41
+        assert not store.diff(50, 51).changes
+
+
+def test_a_new_run_after_damage_of_all_steps_refers_to_none(saved):
+    damage_frozen(saved)
+    with cairn.open(saved, mode="a") as store, Saver(store, every=10) as saver:
+        with pytest.warns(RuntimeWarning), pytest.raises(cairn.Corrupt):
+            saver.resume(state_of(0), on_damage="previous")
+        saver.save(40, state_of(40))
+        assert not store.damaged_keys(40)
+
+
+def go_back(rank, path, way):
+    with cairn.open(path, mode="a", timeout=600) as store:
+        if way == "load":
+            state = state_of(0)
+            store.load(state, step=20)
+            store.save(30, state_of(30), overwrite=True)
+            store.save(40, state_of(30))
+        else:
+            with Saver(store, every=10, overwrite=True, async_=way == "async") as saver:
+                assert saver.resume(state_of(0), step=20) == 20
+                saver.step(30, state_of(30))
+                saver.step(40, state_of(30))
+
+
+@pytest.mark.parametrize("way", ["load", "saver", "async"])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_run_that_goes_back_refers_to_no_damaged_step(saved, way, world_size):
+    damage(saved, 30)
+    run_on_ranks(go_back, saved, way, world_size=world_size)
+    with cairn.open(saved) as store:
+        assert not any(store.damaged_keys(step) for step in (10, 20, 30, 40))
+        assert store.step_info(30).base_step == 20
+        assert store.step_info(40).base_step == 30
+
+
 def sharded(step: int, world_size: int) -> dict:
     mesh = init_device_mesh("cpu", (world_size,))
     state = state_of(step)
@@ -161,14 +217,14 @@ def sharded(step: int, world_size: int) -> dict:
 
 
 def save_steps(rank, path, world_size):
-    with cairn.open(path, mode="a", timeout=30) as store:
+    with cairn.open(path, mode="a", timeout=600) as store:
         with Saver(store, every=10, async_=False) as saver:
             for step in (10, 20, 30):
                 saver.step(step, sharded(step, world_size))
 
 
 def resume_previous(rank, path, world_size):
-    with cairn.open(path, mode="a", timeout=30) as store, Saver(store, every=10) as saver:
+    with cairn.open(path, mode="a", timeout=600) as store, Saver(store, every=10) as saver:
         state = sharded(0, world_size)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -193,7 +249,7 @@ def test_damage_in_the_part_of_one_rank_makes_all_ranks_load_the_older_step(path
 
 
 def resume_all_damaged(rank, path, world_size):
-    with cairn.open(path, mode="a", timeout=30) as store, Saver(store, every=10) as saver:
+    with cairn.open(path, mode="a", timeout=600) as store, Saver(store, every=10) as saver:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:

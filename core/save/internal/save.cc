@@ -374,9 +374,13 @@ Result<SaveReport> SaveUnchanged(const SavePlan& plan, SaveSession& session, Sav
   return session.report();
 }
 
-// Without a grace period, a compaction may remove what a save reads of its base. The save can be
-// repeated, as if the base had been replaced. Other errors kNotFound have other reasons.
+// Explains an error of a read of the base. Without a grace period, a compaction may remove what is
+// read, and the save can be repeated, as if the base had been replaced; other errors kNotFound have
+// other reasons.
 Error OfLostBase(Error error, const SaveContext& context, const SaveSession& session) {
+  if (error.code == ErrorCode::kDataLoss && session.base_step()) {
+    error.message += "; a save that is not incremental does not read this step";
+  }
   if (error.code != ErrorCode::kNotFound || !session.base_step()) return error;
   const auto latest = context.store.Latest();
   if (!latest) return error;

@@ -16,7 +16,7 @@ from cairn._base.patterns import all_patterns
 from cairn._load.contents import check_match, damaged_keys
 from cairn._load.load import Load, LoadOptions, Source
 from cairn._load.object_states import ObjectStates, takes_contents
-from cairn._opened.continued import note_loaded
+from cairn._opened.continued import LoadedStep, note_loaded
 from cairn._opened.opened import Opened
 from cairn._opened.tiers import Location, Tiers, agree_on_step
 from cairn._ranks.ranks import Ranks
@@ -131,6 +131,7 @@ def run_load(
     # An object's load_state_dict may fail on one rank only.
     ranks.run_together(adapter.load_into_objects)
     opened.native.continue_from(load.info)
+    opened.loaded = LoadedStep(load.info, is_own=place[0] is opened.native)
     if opened.mode == "r":
         note_loaded(opened.native, load.info)
     return report

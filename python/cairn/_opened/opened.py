@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from cairn._base.observations import Observers
     from cairn._base.progress import Progress
     from cairn._mirror.options import Mirror, Mirrors
+    from cairn._opened.continued import LoadedStep
     from cairn.reports import StoreEvent
 
 
@@ -74,6 +75,8 @@ class Opened:
         # Set by a save that holds copies_lock, and so is last_save.
         self.unstaged: list[list[Any]] = []
         self.last_save: SaveHandle | None = None
+        # The step that was loaded in place, until a later save is found. Equal on all ranks.
+        self.loaded: LoadedStep | None = None
         self.writer: Any = None
         """The cairn._save.writer.Writer that is open."""
 

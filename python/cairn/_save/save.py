@@ -9,7 +9,7 @@ from cairn import _cairn
 from cairn._base.addresses import step_number
 from cairn._base.devices import Streams, current_streams
 from cairn._base.patterns import all_patterns, clean_prefix, pattern_list
-from cairn._opened.continued import continue_from_loaded
+from cairn._opened.continued import base_arguments, continue_from_loaded
 from cairn._opened.handle import Follow, SaveHandle
 from cairn._opened.opened import Opened
 from cairn._ranks.ranks import Ranks
@@ -125,6 +125,7 @@ def prepare_save(
     annotations: dict[str, Any] = {}
     differing = options.tuned("differing")
     buffers: set[str] = set()
+    base = {} if opened is None else base_arguments(opened)
 
     def prepare() -> tuple[dict[str, Any], FlatState]:
         if opened is not None:
@@ -133,6 +134,8 @@ def prepare_save(
             raise Invalid(f"differing={differing!r}: give 'refuse', 'warn' or 'ignore'")
         annotations.update(options.annotations())
         arguments = {"step": step_number(step), **options.native()}
+        if arguments.get("base_step") is None and arguments.get("incremental", True):
+            arguments |= base
         if opened is not None:
             _check_new(opened.native, ranks, arguments["step"], options.overwrite)
         prefix = clean_prefix(options.prefix)

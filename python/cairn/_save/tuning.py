@@ -22,7 +22,8 @@ class SaveTuning:
     incremental: bool = True
     """``False`` also writes chunks that are equal to those of the base step."""
     base_step: int | None = None
-    """The step to compare with; by default the latest."""
+    """The step to compare with; by default the one that this store has loaded in place since its
+    last save, otherwise the latest."""
     unchanged: Patterns = None
     """Patterns of tensors that are as in the base step (docs/torch-training.md)."""
     chunk_bytes: int | None = None

@@ -200,6 +200,7 @@ class Saver(Closing):
         self._handle: SaveHandle | None = None
         self._handle_step = 0
         self._last_step: int | None = None
+        self._saved: tuple[int, dict[str, Any]] | None = None  # the last save, and its annotations
         self._damaged: set[int] = set()  # steps that a resume has skipped
         self._calls = 0
         self._preempted = False
@@ -320,8 +321,9 @@ class Saver(Closing):
     def save(self, number: int, state: Any, **annotations: Any) -> None:
         """Saves step `number` now, whether it is due or not, and waits until it is durable.
 
-        Intended for the end of the training. The arguments are the same as for :meth:`step`. Does
-        nothing if :meth:`step` has just saved that step.
+        Intended for the end of the training. The arguments are the same as for :meth:`step`. If
+        :meth:`step` has just saved that step, adds the annotations to it. Does nothing if the step
+        was resumed, unless the Saver overwrites.
 
         Raises:
             Error: this save, or an earlier background save, failed.
@@ -329,8 +331,14 @@ class Saver(Closing):
         number = operator.index(number)
         self._check_open(number)
         self._finish_background_save()
-        if number != self._last_step:
-            self._save(number, state, annotations, in_background=False, is_last=True)
+        saved, earlier = self._saved or (None, {})
+        if number == self._last_step == saved:
+            if not annotations:
+                return
+            annotations = {**earlier, **annotations, "overwrite": True}
+        elif number == self._last_step and not self._overwrite:
+            return
+        self._save(number, state, annotations, in_background=False, is_last=True)
 
     def close(self) -> None:
         """Waits for a running save and for the copies to mirrors, and restores the signal handlers.
@@ -395,12 +403,13 @@ class Saver(Closing):
             made = self._dataloader.add_to(made)
         saving = {"overwrite": self._overwrite, "tuning": self._tuning, **annotations}
         if self._damaged:
-            # References to the chunks of a damaged step would be damaged, too.
-            tuning = saving["tuning"] or SaveTuning()
-            saving["tuning"] = replace(tuning, base_step=self._last_step)
-            saving["overwrite"] = saving["overwrite"] or number in self._damaged
+            saving["overwrite"] |= number in self._damaged
+            if self._last_step is None:  # all steps are damaged
+                tuning = saving["tuning"] or SaveTuning()
+                saving["tuning"] = replace(tuning, incremental=False)
         mirrors = tuple(replace(one, every=1) for one in self._mirrors) if is_last else None
         mirror = (mirrors or self._mirrors) or None
+        self._saved = number, annotations
         if in_background:
             self._handle = self._store.save_async(number, made, **saving, mirror=mirror)
             self._handle_step = number
