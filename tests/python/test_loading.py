@@ -202,3 +202,21 @@ def test_not_strict_loads_what_both_have_and_tells_the_rest(store):
 
     with pytest.raises(cairn.Invalid, match="float64"):
         store.load({"a": torch.zeros(2, dtype=torch.float64)}, strict=False)
+
+
+class Tied(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(10, 4)
+        self.head = torch.nn.Linear(4, 10)
+        self.head.weight = self.embedding.weight
+
+
+def test_a_meta_module_keeps_its_ties(store):
+    model = Tied()
+    store.save(1, {"model": model})
+    with torch.device("meta"):
+        made = Tied()
+    store.load({"model": made})
+    assert made.head.weight is made.embedding.weight and len(list(made.parameters())) == 2
+    assert_same(dict(made.state_dict()), dict(model.state_dict()))

@@ -82,7 +82,7 @@ class StatefulAdapter:
             filled = self.state[self._prefix] if self._prefix else self.state
             state = filled if one.value is self._given else filled[one.key]
             if one.was_meta:
-                one.value.load_state_dict(state, assign=True)
+                one.value.load_state_dict(_with_ties(one.value, state), assign=True)
             elif self._ignore_frozen and is_module(one.value):
                 one.value.load_state_dict(state, strict=False)
             else:
@@ -152,6 +152,22 @@ def is_module(value: Any) -> bool:
 def _is_meta(value: Any) -> bool:
     device = getattr(value, "device", None)
     return getattr(device, "type", None) == "meta"
+
+
+def _with_ties(module: Any, state: Any) -> Any:
+    """The state to assign to the module. torch makes a Parameter of each tensor that it assigns,
+    and leaves Parameters as they are, so parameters that are tied get one."""
+    names: dict[int, list[str]] = {}
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    for name, parameter in parameters.items():
+        if name in state:
+            names.setdefault(id(parameter), []).append(name)
+    for first, *others in names.values():
+        if others:
+            make = dtypes.require_torch().nn.Parameter
+            made = make(state[first], parameters[first].requires_grad)
+            state.update(dict.fromkeys((first, *others), made))
+    return state
 
 
 def _frozen_names(module: Any) -> set[str]:
