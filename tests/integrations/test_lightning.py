@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 
 import pytest
@@ -12,7 +13,7 @@ pytest.importorskip("torchdata.stateful_dataloader")  # the example needs it
 
 import cairn
 import torch
-from cairn.trainers.lightning import CairnCheckpointIO
+from cairn.trainers.lightning import CairnCheckpoint, CairnCheckpointIO
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.plugins.io import AsyncCheckpointIO
 from trainer_runs import EXAMPLES
@@ -154,3 +155,42 @@ def test_a_failed_save_in_the_background_keeps_the_earlier_checkpoint(tmp_path, 
 
 def failing(*unused: object) -> None:
     raise OSError("no space")
+
+
+def test_a_fit_that_fails_closes_the_store(tmp_path):
+    class Model(lightning.LightningModule):
+        fails = True
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(2, 1)
+
+        def training_step(self, batch, index):
+            if self.fails:
+                raise RuntimeError("out of memory")
+            return self.layer(batch).sum()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    received = []
+    handler = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
+    callback = CairnCheckpoint(tmp_path / "store")
+    module = Model()
+
+    def fit() -> None:
+        trainer = lightning.Trainer(
+            max_epochs=1, callbacks=[callback], enable_checkpointing=False, logger=False,
+            enable_progress_bar=False, accelerator="cpu",
+        )  # fmt: skip
+        trainer.fit(module, torch.utils.data.DataLoader(torch.ones(4, 2)))
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        fit()
+    signal.raise_signal(signal.SIGTERM)
+    module.fails = False
+    fit()
+    signal.raise_signal(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, handler)
+    assert received == [signal.SIGTERM] * 2
+    assert cairn.open(tmp_path / "store").steps() == [0]

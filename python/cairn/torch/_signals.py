@@ -15,7 +15,7 @@ class SignalWatch:
     """Records signals, and delivers them to the previous handler when the owner asks for it.
 
     A repeated signal has no effect before that: schedulers and launchers often send it twice. In a
-    process forked from this one, signals have their previous effect.
+    process forked from this one, and after `restore`, signals have their previous effect.
 
     Threads: the main thread only, as Python requires for signal handlers.
 
@@ -67,7 +67,8 @@ class SignalWatch:
                 signal.signal(number, previous)
 
     def _note(self, number: int, frame: Any) -> None:
-        if os.getpid() != self._pid:
+        # Others that put back the handlers that they found call this after the end of the watch.
+        if os.getpid() != self._pid or self._restored:
             previous = self._previous.get(number)
             signal.signal(number, signal.SIG_DFL if previous is None else previous)
             signal.raise_signal(number)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -236,12 +237,13 @@ class CairnCheckpoint(lightning.Callback):
         self._address = absolute_address(address)
         self._options = {"every": every, **options}
         self._loaded: dict[str, Any] | None = None
+        self._open = ExitStack()
 
     def on_fit_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
-        self._store = open_store(self._address, mode="a")
-        self._saver = Saver(self._store, **self._options)
-        if self._store.steps():
-            self._loaded = self._store.read()
+        store = self._open.enter_context(open_store(self._address, mode="a"))
+        self._saver = self._open.enter_context(Saver(store, **self._options))
+        if store.steps():
+            self._loaded = store.read()
             module.load_state_dict(self._loaded["module"])
             trainer.fit_loop.load_state_dict(self._loaded["loops"])
 
@@ -271,5 +273,13 @@ class CairnCheckpoint(lightning.Callback):
     def teardown(
         self, trainer: lightning.Trainer, module: lightning.LightningModule, stage: str
     ) -> None:
-        self._saver.close()
-        self._store.close()
+        self._open.close()
+
+    def on_exception(
+        self,
+        trainer: lightning.Trainer,
+        module: lightning.LightningModule,
+        exception: BaseException,
+    ) -> None:
+        # Lightning does not call teardown then.
+        self._open.__exit__(type(exception), exception, exception.__traceback__)
