@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -103,24 +102,17 @@ def free_step(store: Store, wanted: int) -> int:
 
 def choose_step(store: Store, folder: Path, pattern: str) -> int:
     """The step of a checkpoint: the one that its folder refers to already; otherwise the number at
-    the end of the name of the folder, unless another folder next to it refers to that step;
-    otherwise the next free one, after the latest step if the name has no number. `pattern`: the
-    names of the pointer files in a folder."""
+    the end of the name of the folder, or the next free one, because another run may have saved that
+    step; after the latest step if the name has no number. `pattern`: the names of the pointer files
+    in a folder."""
     own = canonical_address(store.address)
 
-    def steps(files: Iterable[Path]) -> Iterator[int]:
-        found = (find_pointer(file) for file in files)
-        return (one.step for one in found if one and canonical_address(one.store) == own)
-
-    known = next(steps(sorted(folder.glob(pattern))), None)
-    if known is not None:
-        return known  # the checkpoint is saved again
+    for file in sorted(folder.glob(pattern)):
+        known = find_pointer(file)
+        if known is not None and canonical_address(known.store) == own:
+            return known.step  # the checkpoint is saved again
     number = re.search(r"(\d+)$", folder.name)
     if number is None:
         latest = store.latest()
         return free_step(store, 0 if latest is None else latest + 1)
-    wanted = int(number[1])
-    if wanted not in store.steps():
-        return wanted
-    is_used = wanted in steps(folder.parent.glob(f"*/{pattern}"))
-    return free_step(store, wanted) if is_used else wanted
+    return free_step(store, int(number[1]))

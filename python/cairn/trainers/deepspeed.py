@@ -114,7 +114,7 @@ class CairnCheckpointEngine(CheckpointEngine):
         if found is not None:
             store, step, state, pointers = found
             store.save(step, state, **self._options)
-            _write_pointers(pointers)
+            self._write(pointers)
         return True
 
     def is_decoupled(self) -> bool:
@@ -148,7 +148,7 @@ class CairnCheckpointEngine(CheckpointEngine):
             return  # nothing was saved
         handle, pointers = running
         handle.result()
-        _write_pointers(pointers)
+        self._write(pointers)
         if info.save_latest and dist.get_rank() == 0:
             (Path(info.save_dir) / "latest").write_text(info.tag)
 
@@ -204,12 +204,18 @@ class CairnCheckpointEngine(CheckpointEngine):
             return None
         address = self._address or absolute_address(folder.parent / "cairn-store")
         store = self._opened(address)
-        chosen = [choose_step(store, folder, "*.pt") if dist.get_rank() == 0 else 0]
-        dist.broadcast_object_list(chosen, src=0)
-        step = chosen[0]
+        step = store.opened.ranks.on_first(lambda: choose_step(store, folder, "*.pt"))
         names = {file: str(file.relative_to(folder).with_suffix("")) for file in files}
         pointers = {file: Pointer(store.address, step, name) for file, name in names.items()}
         return store, step, {names[file]: state for file, state in files.items()}, pointers
+
+    def _write(self, pointers: dict[Path, Pointer]) -> None:
+        def write() -> None:
+            for file, pointer in pointers.items():
+                write_pointer(file, pointer)
+
+        assert self._store is not None
+        self._store.opened.ranks.run_together(write)  # before "latest" is written
 
     def _opened(self, address: str) -> Store:
         if self._store is not None and self._store.address != address:
@@ -223,12 +229,6 @@ def _any_rank_has(value: bool) -> bool:
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return any(values)
-
-
-def _write_pointers(pointers: dict[Path, Pointer]) -> None:
-    for file, pointer in pointers.items():
-        write_pointer(file, pointer)
-    dist.barrier()  # "latest" is written when the files of all ranks exist
 
 
 def _encoded(value: Any) -> Any:
