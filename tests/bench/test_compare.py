@@ -112,7 +112,6 @@ def run_compare(tmp_path, *words):
     return done
 
 
-@pytest.mark.timeout(600)
 def test_a_run_writes_tables_and_raw_results_and_leaves_nothing_else(tmp_path):
     work = tmp_path / "work"
     small = ("--dir", work, "--scale", "0.002", "--only-states", "embedding", "--repeat", "2")
@@ -136,7 +135,6 @@ def test_a_run_writes_tables_and_raw_results_and_leaves_nothing_else(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_every_library_runs_every_workload_correctly(tmp_path):
     done = run_compare(tmp_path, "--dir", tmp_path, "--scale", "0.002", "--repeat", "1")
     assert "failed" not in done.stderr

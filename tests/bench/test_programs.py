@@ -37,7 +37,6 @@ def test_exponents_are_slopes_in_logarithms():
     assert scaling.exponent([(10, 0.001), (100, 0.01)], noise=0.02) is None
 
 
-@pytest.mark.timeout(400)
 def test_cairn_is_measured_in_a_bucket(tmp_path):
     if not (ROOT / ".venv" / "bin" / "weed").exists():
         pytest.skip("weed is not installed")
@@ -50,7 +49,6 @@ def test_cairn_is_measured_in_a_bucket(tmp_path):
     assert "| cairn |" in (tmp_path / "buckets.md").read_text()
 
 
-@pytest.mark.timeout(600)
 def test_killed_saves_and_flipped_bits_are_counted(tmp_path):
     run("libraries.py", "cairn", "safetensors", "--dir", tmp_path / "dir", "--out", tmp_path,
         "--layers", "2", "--kills", "2", "--flips", "3")  # fmt: skip

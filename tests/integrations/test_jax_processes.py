@@ -53,7 +53,7 @@ def run_processes(body: str, path: Path, *, dies: int | None = None) -> list[str
         )
         for rank in range(2)
     ]
-    outputs = [child.communicate(timeout=250) for child in children]
+    outputs = [child.communicate(timeout=1200) for child in children]
     for rank, (child, (_, errors)) in enumerate(zip(children, outputs)):
         assert child.returncode == 0 or rank == dies, errors
     # JAX prints lines about its own connections.

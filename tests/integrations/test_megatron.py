@@ -19,7 +19,7 @@ interpreters.PRELOAD.append("cairn.trainers.megatron")
 
 
 def run_on_ranks(function, *args, **options):
-    return ranks.run_on_ranks(function, *args, timeout=300, **options)
+    return ranks.run_on_ranks(function, *args, timeout=1200, **options)
 
 
 def describe(size: int, rank: int):

@@ -90,7 +90,7 @@ def run_python(
     arguments = ["-c", textwrap.dedent(source), *map(str, args)]
     if fresh:
         command = [sys.executable, *arguments]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=250)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=1200)
     else:
         result = run_program(arguments)
     assert not check or result.returncode == 0, result.stderr
@@ -118,7 +118,7 @@ def run_on_terminal(
     return written.decode(), program.wait(250)
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 250.0) -> None:
+def wait_until(condition: Callable[[], object], seconds: float = 1200.0) -> None:
     """Waits for what another thread or process does without an event that could be waited for.
     The deadline is that of a process that hangs, on a machine of any speed."""
     deadline = time.monotonic() + seconds

@@ -105,7 +105,7 @@ class Program:
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
-    def communicate(self, timeout: float = 250.0) -> tuple[str, str]:
+    def communicate(self, timeout: float = 1200.0) -> tuple[str, str]:
         """Reads both outputs to their end and waits. Kills the program at the deadline."""
         timer = threading.Timer(timeout, os.kill, (self.pid, signal.SIGKILL))
         timer.start()
@@ -121,7 +121,7 @@ class Program:
 
 
 def run_program(
-    args: list[str], env: dict[str, str] | None = None, timeout: float = 250.0
+    args: list[str], env: dict[str, str] | None = None, timeout: float = 1200.0
 ) -> subprocess.CompletedProcess[str]:
     """Runs a program to its end."""
     program = Program(args, env)

@@ -54,7 +54,7 @@ def run_on_ranks(
     function: Callable[..., Any],
     *args: Any,
     world_size: int = 4,
-    timeout: float = 250.0,
+    timeout: float = 1200.0,
     may_die: tuple[int, ...] = (),
     has_group: bool = True,
 ) -> list[Any]:

@@ -101,7 +101,7 @@ def test_relative_addresses_mean_the_same_after_a_change_of_the_directory(tmp_pa
         assert saver.resume({"x": torch.zeros(4, dtype=torch.int64)}, step=1) == 1
         for step in (2, 3):
             saver.step(step, {"x": torch.ones(4)})
-        store.wait_mirrored(timeout=60)
+        store.wait_mirrored(timeout=1200)
         for one in (store, second):
             assert one.read(step=100)["x"].tolist() == [100] * 4
     dcp.save({"x": torch.ones(4)}, storage_writer=writer)

@@ -144,7 +144,7 @@ KILL_ROUNDS = int(os.environ.get("CAIRN_KILL_ROUNDS", "6"))
 SUITES = suites(ROUNDS)
 
 
-@pytest.mark.timeout(300 + 120 * ROUNDS)
+@pytest.mark.timeout(1500 + 120 * ROUNDS)
 @pytest.mark.parametrize(
     "suite",
     [
@@ -161,7 +161,7 @@ def whole_bucket(server: dict[str, str]) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600 + 60 * KILL_ROUNDS)
+@pytest.mark.timeout(1500 + 60 * KILL_ROUNDS)
 def test_every_acknowledged_step_survives_kills_of_ranks_and_of_the_server(folder, server):
     settings = {
         **kills_of_ranks(KILL_ROUNDS),

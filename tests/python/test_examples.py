@@ -20,7 +20,7 @@ from interpreters import Program
 import cairn
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-TIMEOUT_SECONDS = 250
+TIMEOUT_SECONDS = 1200
 
 
 def start(args: list[str], ranks: int) -> Program | subprocess.Popen:

@@ -280,7 +280,7 @@ def main() -> int:
 
 def test_no_value_of_a_parameter_ends_the_process(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)  # for relative paths
-    ended = subprocess.run([sys.executable, __file__], capture_output=True, text=True, timeout=300)
+    ended = subprocess.run([sys.executable, __file__], capture_output=True, text=True, timeout=1200)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert ", 0 failures" in ended.stdout
 

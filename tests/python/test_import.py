@@ -49,7 +49,7 @@ def test_importing_cairn_loads_no_module_that_can_wait():
     # Without site, so that packages of the environment load nothing either.
     path = f"import sys; sys.path = {sys.path!r}; "
     command = [sys.executable, "-S", "-c", path + source, *LATER]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=1200)
 
     assert (result.stdout.strip(), result.stderr) == ("", "")
 

@@ -117,7 +117,7 @@ def test_wait_returns_the_newest_step(tmp_path):
         reader = cairn.open(tmp_path / "store")
         saver = threading.Thread(target=store.save, args=(9, {"a": 2}))
         saver.start()
-        assert reader.wait(after=5, timeout=60) == 9
+        assert reader.wait(after=5, timeout=1200) == 9
         saver.join()
 
 
@@ -148,7 +148,7 @@ def test_a_store_is_closed_although_many_threads_wait_for_steps(path):
     def follow():
         try:
             while True:
-                store.wait(timeout=60)
+                store.wait(timeout=1200)
         except cairn.Invalid as error:
             errors.append(str(error))
 

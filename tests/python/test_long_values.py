@@ -23,7 +23,7 @@ def random_bytes(count, seed=0):
 
 def assert_verified(path):
     program = pathlib.Path(cairn.__file__).parents[2] / "bin/kv-dump"
-    assert subprocess.run([program, "verify", path], timeout=120).returncode == 0
+    assert subprocess.run([program, "verify", path], timeout=1200).returncode == 0
 
 
 def values():
@@ -219,7 +219,7 @@ def test_long_values_are_read_with_progress(tmp_path):
 def test_programs_count_and_show_the_chunks_of_long_values(tmp_path):
     def dump(*words):
         program = pathlib.Path(cairn.__file__).parents[2] / "bin/kv-dump"
-        return json.loads(subprocess.check_output([program, *words, "--json"], timeout=120))
+        return json.loads(subprocess.check_output([program, *words, "--json"], timeout=1200))
 
     with cairn.open(tmp_path, "a") as store:
         for step, size in ((1, 100), (2, 100_000), (3, 100_001), (4, 100)):

@@ -403,7 +403,7 @@ while True:
 
 
 def verify(address) -> None:
-    result = subprocess.run([KV_DUMP, "verify", str(address)], capture_output=True, timeout=120)
+    result = subprocess.run([KV_DUMP, "verify", str(address)], capture_output=True, timeout=1200)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
@@ -463,20 +463,18 @@ def kill_a_job_many_times(path: Path, mirror: str, rounds: int) -> None:
     verify(mirror)
 
 
-@pytest.mark.timeout(300)
 def test_a_killed_job_loses_no_step_and_continues_its_mirror(path, tmp_path):
     rounds = int(os.environ.get("CAIRN_KILL_ROUNDS", "4"))
     kill_a_job_many_times(path, str(tmp_path / "mirror"), rounds)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_killed_job_loses_no_step_and_continues_its_mirror_in_a_bucket(path, bucket):
     kill_a_job_many_times(path, bucket, int(os.environ.get("CAIRN_KILL_ROUNDS", "20")))
 
 
 def train(rank, path, mirror):
-    with cairn.open(path, mode="a", timeout=60, grace=0) as store:
+    with cairn.open(path, mode="a", timeout=600, grace=0) as store:
         with Saver(store, every=1, keep_last=1, mirror=mirror, mirror_every=2) as saver:
             state = sharded_state(0)
             done = saver.resume(state) or 0
@@ -500,7 +498,7 @@ def test_ranks_mirror_their_steps_and_resume_from_the_mirror(path, tmp_path):
 
 
 def fail_to_mirror(rank, path, mirror):
-    with cairn.open(path, mode="a", timeout=60) as store:
+    with cairn.open(path, mode="a", timeout=600) as store:
         try:
             with Saver(store, every=1, mirror=Mirror(mirror, timeout=0.1)) as saver:
                 saver.step(1, sharded_state(1))

@@ -59,7 +59,7 @@ def state_of(step: int) -> dict:
     }
 
 
-@pytest.mark.timeout(300 + 10 * ROUNDS)
+@pytest.mark.timeout(1500 + 10 * ROUNDS)
 def test_ctrl_c_at_any_moment_loses_no_step(path, tmp_path):
     stop = tmp_path / "stop"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

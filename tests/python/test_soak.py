@@ -131,7 +131,7 @@ def one_round(store: cairn.Store, model: Model, step: int, known: dict, mirror: 
     assert all(torch.equal(model.target[key], model.state[key]) for key in model.state)
 
 
-@pytest.mark.timeout(300 + 2 * STEPS)
+@pytest.mark.timeout(1500 + 2 * STEPS)
 def test_usage_stays_flat(path, tmp_path):
     # glibc keeps blocks of up to 32 MiB in its heap, whose growth is not Cairn's (reliability.md).
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 256 << 10)

@@ -526,7 +526,7 @@ def test_the_process_executor_writes_what_was_staged_in_private_and_in_shared_me
     script = tmp_path / "save.py"
     script.write_text(textwrap.dedent(PROCESS_SAVE))
     result = subprocess.run(
-        [sys.executable, script, tmp_path], capture_output=True, text=True, timeout=200
+        [sys.executable, script, tmp_path], capture_output=True, text=True, timeout=1200
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines() == ["1 4000"] * 4

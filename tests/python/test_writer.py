@@ -271,7 +271,7 @@ def test_ranks_write_their_shards_together(path):
 
 
 def fail_on_rank_one(rank: int, path: str, how: str) -> str:
-    with cairn.open(path, mode="a", timeout=60) as store:
+    with cairn.open(path, mode="a", timeout=600) as store:
         store.save(1, {"t": torch.ones(100)})
         try:
             with store.writer(2) as writer:
@@ -314,7 +314,7 @@ def test_a_failure_of_one_rank_fails_all(path, how, of_rank_0, of_rank_1):
 
 @with_ranks(2)
 def test_ranks_with_different_arguments_are_refused(rank: int, path) -> None:
-    with cairn.open(path, mode="a", timeout=60) as store:
+    with cairn.open(path, mode="a", timeout=600) as store:
         for arguments in ({"step": rank}, {"step": 5, "overwrite": bool(rank)}):
             with pytest.raises(Invalid, match="same arguments"):
                 with store.writer(**arguments) as writer:

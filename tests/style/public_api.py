@@ -116,7 +116,7 @@ def headers() -> list[str]:
 
 def output(program: str, *words: object) -> str:
     command = [str(BIN / program), *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
+    return subprocess.run(command, capture_output=True, text=True, timeout=1200).stdout
 
 
 def verbs(program: str) -> list[str]:

@@ -77,7 +77,7 @@ class Browser:
 
     def wait_until(self, condition):
         """Waits until a JavaScript expression is true, with the deadline of a page that hangs."""
-        end = time.monotonic() + 250
+        end = time.monotonic() + 1200
         while not self.run(f"return {condition}"):
             assert time.monotonic() < end, f"never true: {condition}"
             time.sleep(0.02)

@@ -25,7 +25,7 @@ class LiveServer:
         request = urllib.request.Request(self.url + path + query, headers=headers or {},
                                          method=method)  # fmt: skip
         try:
-            with urllib.request.urlopen(request, timeout=250) as response:
+            with urllib.request.urlopen(request, timeout=1200) as response:
                 return response.status, response.headers, response.read()
         except urllib.error.HTTPError as error:
             return error.code, error.headers, error.read()
@@ -46,7 +46,7 @@ class LiveServer:
     def end(self, with_signal=signal.SIGINT):
         """Ends the server, and returns its exit status."""
         self.process.send_signal(with_signal)
-        return self.process.wait(timeout=250)
+        return self.process.wait(timeout=1200)
 
 
 @contextlib.contextmanager

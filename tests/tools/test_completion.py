@@ -88,7 +88,7 @@ class Terminal:
     def type(self, text):
         os.write(self.terminal, text.encode())
 
-    def read_until(self, pattern, timeout=250):
+    def read_until(self, pattern, timeout=1200):
         """Returns what the shell has printed until `pattern` matches it."""
         raw = text = ""
         deadline = time.monotonic() + timeout

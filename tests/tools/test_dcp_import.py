@@ -109,7 +109,7 @@ WHOLE_KINDS = ["plain", "threads", "files"]
 def rank_checkpoints(tmp_path_factory):
     """A folder with a checkpoint of four ranks per kind, all from one run of the ranks."""
     folder = tmp_path_factory.mktemp("ranks")
-    run_on_ranks(save_on_ranks, folder, [*WHOLE_KINDS, "per rank"], timeout=250)
+    run_on_ranks(save_on_ranks, folder, [*WHOLE_KINDS, "per rank"], timeout=1200)
     return folder
 
 

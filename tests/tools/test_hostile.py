@@ -78,7 +78,7 @@ def test_modes_are_those_that_the_umask_leaves(tmp_path, admin, dump):
     try:
         with cairn.open(tmp_path / "store", mode="a") as store:
             store.save(1, small_model(), mirror=tmp_path / "mirror")
-            store.wait_mirrored(timeout=60)
+            store.wait_mirrored(timeout=1200)
             modes = {path: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")}
         for out in ("one.safetensors", "folder/", "one.pt", "one.dcp"):
             admin("export", tmp_path / "store", tmp_path / out, status=0)

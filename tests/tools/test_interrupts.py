@@ -31,7 +31,7 @@ def run_interrupted(number, wait, *words):
                                stderr=subprocess.PIPE)
     wait()
     process.send_signal(number)
-    _, err = process.communicate(timeout=250)
+    _, err = process.communicate(timeout=1200)
     return process.returncode, err.decode()
 
 

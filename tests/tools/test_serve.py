@@ -33,7 +33,7 @@ def up_weight(run, step):
 
 def raw_answer(server, request):
     """Sends bytes, and returns what the server answers until it closes the connection."""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=250) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=1200) as connection:
         answer = b""
         with contextlib.suppress(OSError):  # the server closes the connection early
             connection.sendall(request)
@@ -303,7 +303,7 @@ class Flood:
 
 def state_for_other_address(server):
     connection = http.client.HTTPConnection(
-        "127.0.0.1", server.port, timeout=250, source_address=("127.0.0.2", 0)
+        "127.0.0.1", server.port, timeout=1200, source_address=("127.0.0.2", 0)
     )
     with contextlib.closing(connection):
         connection.request("GET", "/api/state")
@@ -337,7 +337,7 @@ def test_requests_that_take_long_do_not_block_other_addresses(memory_folder):
     with live_server(path) as server, contextlib.ExitStack() as opened:
         connections = []
         for _ in range(400):  # more than the server takes
-            connection = socket.create_connection(("127.0.0.1", server.port), timeout=250)
+            connection = socket.create_connection(("127.0.0.1", server.port), timeout=1200)
             connections.append(opened.enter_context(connection))
             connection.sendall(b"GET /api/key?key=a&all=1 HTTP/1.1\r\nHost: localhost\r\n\r\n")
             connection.setblocking(False)  # noqa: FBT003

@@ -36,7 +36,7 @@ def run_program(name, *words, status=None, **options):
     """Runs one of our programs, which must end with `status` if it is not None; termination by a
     signal or a hang is always a failure."""
     process = subprocess.run(
-        [BIN_DIR / name, *map(str, words)], capture_output=True, timeout=280, **options
+        [BIN_DIR / name, *map(str, words)], capture_output=True, timeout=1200, **options
     )
     finished = Finished(process.returncode, process.stdout.decode(), process.stderr.decode())
     return checked(name, words, finished, status)

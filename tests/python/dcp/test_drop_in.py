@@ -156,7 +156,7 @@ def test_the_marker_survives_everything_that_changes_a_store(path, tmp_path):
         if "rebuild" in verb:
             shutil.rmtree(path / "roots")
         program, word = verb.split()
-        subprocess.run([BIN / program, word, path], check=True, capture_output=True, timeout=60)
+        subprocess.run([BIN / program, word, path], check=True, capture_output=True, timeout=1200)
 
     assert (path / ".metadata").read_bytes() == marker
     assert not (tmp_path / "copy" / ".metadata").exists()  # which only CairnWriter leaves

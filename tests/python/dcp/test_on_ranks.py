@@ -143,7 +143,6 @@ def test_async_saves_on_threads(rank: int, storage: Storage, path) -> None:
     wait_until(lambda: threading.active_count() < 10)
 
 
-@pytest.mark.timeout(120)
 @with_ranks(2, timeout=100)
 def test_async_saves_in_a_process(rank: int, storage: Storage, path) -> None:
     os.environ["MASTER_ADDR"] = "127.0.0.1"
