@@ -159,6 +159,21 @@ def test_ddp_continues_bit_for_bit_with_the_data_and_the_generators_of_each_rank
         assert cairn.torch.resume(store, strict=False, **parts) == LAST
 
 
+@pytest.mark.parametrize("state", [{}, {"buffer": []}])
+def test_a_dataloader_may_have_a_state_without_values(store, state):
+    class Loader:
+        def state_dict(self) -> dict:
+            return state
+
+        def load_state_dict(self, state: dict) -> None:
+            self.loaded = state
+
+    loader, model = Loader(), torch.nn.Linear(2, 2)
+    cairn.torch.save(store, 1, model=model, dataloader=loader)
+    cairn.torch.resume(store, model=model, dataloader=loader)
+    assert loader.loaded == state
+
+
 def sharded(model: torch.nn.Module) -> torch.nn.Module:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for part in (model[0], model[2], model):

@@ -161,6 +161,11 @@ def test_other_types_are_refused_with_name_and_way_out(store, value, way_out):
     assert way_out in str(caught.value)
 
 
+def test_a_dict_of_another_type_is_refused_with_a_module_in_it(store):
+    with pytest.raises(cairn.Invalid, match=r"defaultdict.* dict\("):
+        store.save(1, defaultdict(int, model=torch.nn.Linear(1, 1)))
+
+
 def test_texts_of_numpy_are_saved_as_str_and_bytes(store):
     state = {np.str_("name"): np.str_("a.b"), "raw": [np.bytes_(b"x")], "n": (np.str_(""),)}
     store.save(1, state)

@@ -6,6 +6,7 @@ be such objects.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -94,8 +95,8 @@ class StatefulAdapter:
     def _take_all(self, state: Any, prefix: str) -> Any:
         if is_stateful(state):
             return self._take(state, prefix, None)
-        if not isinstance(state, dict) or not _has_stateful(state):
-            return state
+        if type(state) not in (dict, OrderedDict) or not _has_stateful(state):
+            return state  # other kinds of dicts are refused
         # state_dict() may be a collective, and the order of keys may differ between ranks.
         taken = {
             key: self._take(value, f"{prefix}.{name_of(key)}" if prefix else name_of(key), key)

@@ -80,11 +80,16 @@ class RankPart:
         return world_size
 
     def states_of(self, native: _cairn.Store, step: int, ranks: Sequence[int]) -> list[Any]:
-        return [self._read(native, step, f"ranks.{rank}")["ranks"][str(rank)] for rank in ranks]
+        def read(rank: int) -> Any:
+            own = self._read(native, step, f"ranks.{rank}")
+            # A state without values is found among all others only.
+            return (own or self._read(native, step))["ranks"][str(rank)]
 
-    def _read(self, native: _cairn.Store, step: int, below: str) -> dict[str, Any]:
-        """What the step has of this part below a key; {} if there is nothing."""
-        contents = native.contents(step, [f"{self.key}.{below}"])
+        return [read(rank) for rank in ranks]
+
+    def _read(self, native: _cairn.Store, step: int, *below: str) -> dict[str, Any]:
+        """What the step has of this part, or below a key of it; {} if there is nothing."""
+        contents = native.contents(step, [".".join((self.key, *below))])
         if len(contents) == 0:
             return {}
         reader = Reader(native, contents, device=None, mmap=False, verify=True)
