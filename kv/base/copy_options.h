@@ -51,7 +51,7 @@ struct CopyOptions {
   /// Empty: copies have the numbers of their sources. Requires exactly one step.
   std::optional<uint64_t> into;
   bool overwrite = false;  // replace steps of the target that have the number, but other contents
-  bool skip_lost = false;  // if a step is damaged or does not exist, go on with the others
+  bool skip_lost = false;  // if a step is damaged or does not exist, continue with the others
   uint32_t threads = 4;    // segments that are copied at once; at least 1
   uint64_t max_bytes_per_second = 0;  // limit of the payload in this call; 0: no limit
   /// If set: the limit, instead of the number above, of all calls that have the same throttle.

@@ -76,9 +76,9 @@ std::vector<uint64_t> LineOf(std::span<const StepInfo> steps, uint64_t end);
 bool LacksMetrics(const RetentionPolicy& policy, std::span<const StepInfo> steps);
 
 /// Returns the steps, ascending, that neither the policy nor a tag keeps; none if LacksMetrics.
-/// `steps` are all steps of a store, ascending. The last ones are those on the line of `latest`, and as many of the highest
-/// ones up to it: of a run that has gone back, both lines remain for a while. Higher steps remain.
-/// So does `latest`, with `keeps_latest`.
+/// `steps` are all steps of a store, ascending. The last ones are those on the line of `latest`,
+/// and as many of the highest ones up to it: of a run that has gone back, both lines remain for a
+/// while. Higher steps remain. So does `latest`, with `keeps_latest`.
 std::vector<uint64_t> StepsToDelete(const RetentionPolicy& policy, std::span<const StepInfo> steps,
                                     const Tags& tags, uint64_t latest, bool keeps_latest);
 

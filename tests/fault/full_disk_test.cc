@@ -144,7 +144,7 @@ TEST_F(FullDiskTest, AnOpenRemovesWhatIsDueAndContinues) {
   options.grace = {};
   options.take_over = true;
   EXPECT_THAT(Store::Open(path_, OpenMode::kWrite, options),
-              IsError(ErrorCode::kResourceExhausted, "the former writer may go on"));
+              IsError(ErrorCode::kResourceExhausted, "the former writer may continue"));
   ExpectAsBefore();
   options.take_over = false;
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto store, Store::Open(path_, OpenMode::kWrite, options));

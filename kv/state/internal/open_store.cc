@@ -216,10 +216,10 @@ Result<void> OpenForWriting(StoreState& state) {
     return committed;
   };
   SetRoot(state, std::move(last));  // which states what is due, if the disk is full
-  // A former writer that goes on may use again what is due.
+  // A former writer that continues may use again what is due.
   const auto free_space = [&](uint64_t& seen) -> std::optional<std::string> {
     if (has_ended) return FreeSpaceForCommit(state, seen);
-    return "; nothing is removed first, because the former writer may go on";
+    return "; nothing is removed first, because the former writer may continue";
   };
   CAIRN_TRY(WithSpace(free_space, commit));
   SetRoot(state, std::move(next));
