@@ -9,10 +9,11 @@ import re
 import textwrap
 from dataclasses import FrozenInstanceError, fields
 
+import numpy as np
 import pytest
 
 from cairn import SaveTuning, Store, _cairn
-from cairn._save.options import SaveOptions
+from cairn._save.options import SaveOptions, recordable_metrics
 
 NOT_OF_ALL_RANKS = {"differing", "ignore_frozen", "records", "parent", "run"}
 """Fields of the table that C++ does not get, or only from rank 0."""
@@ -69,3 +70,12 @@ def test_the_docstring_of_save_describes_every_parameter():
 def test_options_that_the_binding_does_not_know_are_refused(store):
     with pytest.raises(TypeError, match="an unknown keyword argument"):
         _cairn.check_save(1, _cairn.flatten({}, str, []), delta=1)
+
+
+def test_of_the_metrics_of_a_trainer_those_that_fit_are_recorded(store):
+    given = {"val loss": 1.0, **{f"class/{i}": np.float32(i) for i in range(70)}}
+    with pytest.warns(RuntimeWarning, match="left out: .*'val loss'"):
+        metrics = recordable_metrics(given, "class/69:3:max")
+    store.save(1, {}, metrics=metrics)
+    recorded = store.step_info(1).metrics
+    assert len(recorded) == 64 and recorded["class/69"] == 69 and recorded["class/62"] == 62

@@ -19,6 +19,7 @@ from transformers.trainer_callback import ExportableState
 
 from cairn._base.addresses import absolute_address
 from cairn._base.closing import Closing
+from cairn._save.options import recordable_metrics
 from cairn.errors import Invalid
 from cairn.hf._base_step import BASE_FILE, remembered_base
 from cairn.hf._layout import FILES, Weights, make_state, read_folder
@@ -165,7 +166,9 @@ class CairnCallback(Closing, TrainerCallback):
         step = trainer.state.global_step
         if self._saver is None:
             self._saver = Saver(self._opened(), every=1, signals=(), **self._options)
-        self._saver.step(step, self._state, metrics=_metrics_at(trainer.state, step))
+        best = self._options.get("keep_best", ())
+        metrics = recordable_metrics(_metrics_at(trainer.state, step), best)
+        self._saver.step(step, self._state, metrics=metrics)
 
     def _state(self) -> dict[str, Any]:
         trainer = self._trainer

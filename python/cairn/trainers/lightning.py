@@ -20,6 +20,7 @@ import torch
 from lightning_fabric.plugins import CheckpointIO
 
 from cairn._base.addresses import absolute_address, canonical_address, is_directory, parse_address
+from cairn._save.options import recordable_metrics
 from cairn.errors import Error, Invalid, NotFound
 from cairn.store import Store
 from cairn.store import open as open_store
@@ -267,7 +268,8 @@ class CairnCheckpoint(lightning.Callback):
                 "loops": trainer.fit_loop.state_dict(),
             }
 
-        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        best = self._options.get("keep_best", ())
+        metrics = recordable_metrics(trainer.callback_metrics, best)
         self._saver.step(trainer.current_epoch, state, metrics=metrics)
 
     def teardown(
