@@ -16,13 +16,13 @@ import os
 import resource
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import cells
 import torch.distributed as dist
+from cairn_testing import wait_until
 from operations import OPERATIONS, Steps
 from payloads import Flat, differ, host_state, in_kind, nested
 from s3_faults import Faults
@@ -255,9 +255,7 @@ class Trial:
     def scrub(self, store: cairn.Store) -> None:
         """Verifies the complete store, as kv-dump verify does."""
         with store.scrub(max_rate=0, every=1e8) as scrub:
-            deadline = time.monotonic() + _TIMEOUT
-            while scrub.passes == 0 and scrub.error is None and time.monotonic() < deadline:
-                time.sleep(0.002)
+            wait_until(lambda: scrub.passes > 0 or scrub.error is not None)
             if scrub.error is not None:
                 raise cairn.Unavailable(scrub.error)
             assert scrub.passes == 1 and not scrub.damage, scrub.damage

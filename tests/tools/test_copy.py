@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import cairn
-from cairn_testing import assert_same, wait_until
+from cairn_testing import assert_same, flip_byte, wait_until
 from tool_programs import BIN_DIR, steps_of
 
 MIB = 1 << 20
@@ -57,9 +57,7 @@ def test_a_mirror_copies_what_is_not_damaged(admin, tmp_path):
             states[step] = {"x": torch.randn(MIB // 4)}
             store.save(step, states[step])
     segments = sorted((tmp_path / "a/segments").iterdir(), key=os.path.getmtime)
-    damaged = bytearray(segments[1].read_bytes())
-    damaged[100_000] ^= 1
-    segments[1].write_bytes(damaged)
+    flip_byte(segments[1], 100_000)
     finished = admin("mirror", tmp_path / "a", tmp_path / "b", status=2)
     assert "(step 2" in finished.err and "this step is not copied" in finished.err
     assert "1 step not copied" in finished.err

@@ -193,8 +193,7 @@ def test_a_metric_of_which_no_step_has_a_number_deletes_nothing(store):
     for metric in ("loss:2", "loss:max:1", "diverged:2"):
         refused = run_program("kv-admin", "prune", store, "--keep-best", metric, status=2)
         assert "no step has a value of the metric" in refused.err
-        if metric.count(":") > 1:
-            continue
+    for metric in ("loss:2", "diverged:2"):
         run_program("kv-admin", "policy", store, "--keep-best", metric, status=0)
         with cairn.open(store, mode="a") as opened:
             opened.save(102, {"x": np.zeros(3)}, overwrite=True)
