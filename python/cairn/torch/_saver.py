@@ -198,9 +198,9 @@ class Saver(Closing):
         every_mirrored = _at_least("mirror_every", mirror_every, 1)
         self._mirrors = mirror_chain(mirror, store.address, every_mirrored)
         self._handle: SaveHandle | None = None
-        self._handle_step = 0
         self._last_step: int | None = None
-        self._saved: tuple[int, dict[str, Any]] | None = None  # the last save, and its annotations
+        # The step whose save began last, and its annotations.
+        self._saved: tuple[int | None, dict[str, Any]] = None, {}
         self._damaged: set[int] = set()  # steps that a resume has skipped
         self._calls = 0
         self._preempted = False
@@ -331,7 +331,7 @@ class Saver(Closing):
         number = operator.index(number)
         self._check_open(number)
         self._finish_background_save()
-        saved, earlier = self._saved or (None, {})
+        saved, earlier = self._saved
         if number == self._last_step == saved:
             if not annotations:
                 return
@@ -412,7 +412,6 @@ class Saver(Closing):
         self._saved = number, annotations
         if in_background:
             self._handle = self._store.save_async(number, made, **saving, mirror=mirror)
-            self._handle_step = number
             self._handle.make_streams_wait()
         else:
             self._store.save(number, made, **saving, mirror=mirror)
@@ -435,7 +434,7 @@ class Saver(Closing):
             self._handle = None
             raise
         self._handle = None
-        self._last_step = self._handle_step
+        self._last_step = self._saved[0]
 
     def _delete_old(self) -> None:
         prunes = self._keep_last + self._keep_every > 0 or self._keep_best
