@@ -17,6 +17,7 @@
 #include "core/save/save_options.h"
 #include "core/step/contents.h"
 #include "core/upkeep/scrub.h"
+#include "kv/base/annotations.h"
 #include "kv/base/step_info.h"
 #include "kv/storage/open/open_storage.h"
 #include "python/src/bindings.h"
@@ -220,6 +221,13 @@ NB_MODULE(_cairn, m) {
 #endif
   m.attr("__version__") = CAIRN_VERSION;
   m.attr("DTYPES") = cairn::python::DTypeTable();
+  m.attr("MAX_METRICS") = cairn::kv::kMaxMetrics;
+  m.def(
+      "is_metric_name",
+      [](std::string name) {
+        return cairn::kv::CheckAnnotations({{.name = std::move(name)}}, "", {}).has_value();
+      },
+      nanobind::arg("name"));
   cairn::python::BindReports(m);
   cairn::python::BindRecords(m);
   cairn::python::BindContents(m);

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import warnings
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from cairn import _cairn
 from cairn._base.addresses import best_texts
 from cairn._base.patterns import Patterns
 from cairn.errors import Invalid
@@ -37,16 +39,16 @@ def record_pairs(
 def recordable_metrics(
     metrics: Mapping[str, float], keep_best: str | Iterable[str]
 ) -> dict[str, float]:
-    """Those of the metrics of a trainer that a step can have, which are at most 64; those of
-    `keep_best` first. Warns of others."""
+    """Those of the metrics of a trainer that a step can have; those of `keep_best` first. Warns of
+    others."""
     best = {text.partition(":")[0] for text in best_texts(keep_best)}
-    names = [name for name in metrics if re.fullmatch(r"[A-Za-z0-9._/-]{1,64}", name)]
-    names = sorted(names, key=lambda name: name not in best)[:64]
-    left_out = [name for name in metrics if name not in names]
-    if left_out:
-        text = "steps record 64 metrics, with names of letters, digits, '.', '_', '-' and '/'"
+    most = _cairn.MAX_METRICS
+    names = filter(_cairn.is_metric_name, sorted(metrics, key=lambda name: name not in best))
+    recorded = {name: float(metrics[name]) for name in itertools.islice(names, most)}
+    if left_out := [name for name in metrics if name not in recorded]:
+        text = f"steps record {most} metrics, with names of letters, digits, '.', '_', '-' and '/'"
         warnings.warn(f"{text}; left out: {left_out}", RuntimeWarning, stacklevel=3)
-    return {name: float(metrics[name]) for name in names}
+    return recorded
 
 
 class SaveOptions(NamedTuple):

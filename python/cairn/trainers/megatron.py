@@ -16,6 +16,7 @@ import io
 import os
 import re
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -105,27 +106,12 @@ class CairnSaveStrategy(SaveShardedStrategy):
         state = mcore_to_pyt_state_dict(tensors)
         for key, found in objects.items():
             state[key] = _encode(key, found[0].data, self._allow_pickle)
-        place = self._choose_place(folder)
+        place = _on_first(lambda: self._place_of(folder))
         writer = CairnWriter(
             place.store, step=place.step, overwrite=True, chunk_bytes=self._chunk_bytes
         )
         dcp.save(state, storage_writer=writer, planner=DefaultSavePlanner(flatten_state_dict=False))
-        if dist.get_rank() == 0:
-            write_pointer(folder / POINTER, place)
-        dist.barrier()
-
-    def _choose_place(self, folder: Path) -> Pointer:
-        """The store and the step, which rank 0 chooses."""
-        chosen: list[Any] = [None]
-        if dist.get_rank() == 0:
-            try:
-                chosen[0] = self._place_of(folder)
-            except Exception as error:
-                chosen[0] = error
-        dist.broadcast_object_list(chosen, src=0)
-        if isinstance(chosen[0], Exception):
-            raise chosen[0]
-        return Pointer(*chosen[0])
+        _on_first(lambda: write_pointer(folder / POINTER, place))
 
     def _place_of(self, folder: Path) -> Pointer:
         address = self._address or absolute_address(folder.parent / "cairn-store")
@@ -231,6 +217,20 @@ class CairnLoadStrategy(LoadShardedStrategy):
             if key not in found:
                 raise NotFound(f"step {place.step} has no object '{key}'", key=key, step=place.step)
         return {key: _decode(key, found[key], self._allow_pickle) for key in keys}
+
+
+def _on_first(work: Callable[[], Any]) -> Any:
+    """On all ranks, what `work()` returns or raises on rank 0, which alone calls it."""
+    made: list[Any] = [None]
+    if dist.get_rank() == 0:
+        try:
+            made[0] = work()
+        except Exception as error:
+            made[0] = error
+    dist.broadcast_object_list(made, src=0)
+    if isinstance(made[0], Exception):
+        raise made[0]
+    return made[0]
 
 
 def _reader(checkpoint_dir: str | Path) -> CairnReader:
