@@ -83,16 +83,20 @@ Result<int> DumpVerify(const DumpRun& run) {
   }
   ProgressLine progress("verifying");
   uint64_t damage_count = 0;
+  uint64_t unread_count = 0;  // of these, what may be intact
   Json damage = Json::array();
   const auto report = [&](const Error& error) {
     ++damage_count;
+    const bool is_unread = error.code == ErrorCode::kUnavailable;
+    if (is_unread) ++unread_count;
     if (run.json) {
       // The list is limited because every page of a store may be damaged; the count is exact.
       if (damage_count <= kMaxListed) damage.push_back(ErrorJson(error));
       return;
     }
     progress.Clear();
-    run.out->WriteLine(fmt::format("{}  {}", run.out->Styled(Style::kRed, "damaged"),
+    run.out->WriteLine(fmt::format("{}  {}",
+                                   run.out->Styled(Style::kRed, is_unread ? "unread " : "damaged"),
                                    EscapeText(error.ToString())));
   };
   CAIRN_TRY_ASSIGN(const Verdict verdict,
@@ -117,7 +121,12 @@ Result<int> DumpVerify(const DumpRun& run) {
                              run.out->Styled(Style::kGreen, "ok"), read)
                : fmt::format("{}; {}",
                              run.out->Styled(Style::kRed, Plural(damage_count, "problem")), read));
-    if (!intact) {
+    if (unread_count > 0) {
+      PrintRemark(run,
+                  "what is unread may be intact: give access to it, or wait for the storage, "
+                  "and verify again");
+    }
+    if (damage_count > unread_count) {
       // Damage of a table or a root needs another remedy than damage of payload.
       PrintRemark(run,
                   fmt::format("kv-admin repair {0} --from MIRROR replaces damaged bytes by good "
