@@ -247,6 +247,10 @@ class Slot(NamedTuple):
         """Whether it is a torch tensor. DCP treats numpy arrays as plain values."""
         return isinstance(self.leaf, TensorLeaf) and self.leaf.kind == TENSOR
 
+    def __index__(self) -> int:
+        """Any number: a torch.Size can be built only of numbers."""
+        return 0
+
 
 class SubclassSlot(NamedTuple):
     """A placeholder for a tensor subclass, which consists of inner tensors."""

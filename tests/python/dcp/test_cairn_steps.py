@@ -21,6 +21,7 @@ STATE = {
     "model": {"a.b": torch.arange(6.0), "a": {"c": torch.ones(2, 3)}},
     "optim": {"state": {"0": {"step": torch.tensor(3.0)}}, "param_groups": [{"lr": 0.1}]},
     "betas": (0.9, 0.99),
+    "shape": torch.Size([2, 3]),
     "list": [torch.zeros(2), {"x": None}],
     "epoch": 3,
 }
