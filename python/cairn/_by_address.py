@@ -58,6 +58,6 @@ def check_save(
     if base_step is not None and ranks.world_size == 1:
         with Store(address, "r", None, OpenOptions(alone=True)) as store:
             store.step_info(base_step)
-    checked = prepare_save(None, ranks, step, state, chosen, None)
+    arguments = prepare_save(None, ranks, step, state, chosen, None)
     if ranks.world_size == 1:
-        _cairn.check_save(**checked.arguments)
+        _cairn.check_save(**arguments)

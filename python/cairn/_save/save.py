@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from cairn import _cairn
 from cairn._base.addresses import step_number
-from cairn._base.devices import Streams, current_streams
+from cairn._base.devices import current_streams
 from cairn._base.patterns import all_patterns, clean_prefix, pattern_list
 from cairn._opened.continued import base_arguments, continue_from_loaded
 from cairn._opened.handle import Follow, SaveHandle
@@ -34,8 +34,7 @@ def save(
     copies = opened.copies if len(opened.copies) > 0 else None
     with nullcontext() if copies is None else opened.copies_lock:
         mirrors = opened.checked_mirrors(mirror)
-        prepared = _begin(opened, "save", step, state, options, copies)
-        report = opened.native.save(**prepared.arguments)
+        report = opened.native.save(**_begin(opened, "save", step, state, options, copies))
         opened.ranks.warn()
     opened.mirrors.submit(report.step, mirrors, None, options.overwrite)
     return report
@@ -56,23 +55,23 @@ def save_async(
         known = opened.known if is_stated else None
         opened.known = native = None
         while native is None:  # another thread has given tensors of a known state other memory
-            prepared = _begin(opened, "save_async", step, state, options, opened.copies, known)
+            arguments = _begin(opened, "save_async", step, state, options, opened.copies, known)
             known = None
             # The store keeps them alive even if Ctrl-C arrives before there is a handle.
-            tensors = prepared.batch.device_owners()
+            tensors = arguments["batch"].device_owners()
             opened.unstaged.append(tensors)
             try:
-                native = opened.native.save_async(**prepared.arguments)
+                native = opened.native.save_async(**arguments)
             except Exception:
                 opened.unstaged.pop()
                 raise
-        if is_stated and prepared.batch.release():
-            opened.known = prepared.batch
+        if is_stated and arguments["batch"].release():
+            opened.known = arguments["batch"]
         follow = Follow(progress, opened.ranks.rank, opened.mirrors)
-        handle = SaveHandle(native, prepared.step, tensors, prepared.streams, follow)
+        handle = SaveHandle(native, arguments["step"], tensors, arguments["streams"], follow)
         opened.last_save = handle
         opened.unstaged = [tensors]  # earlier saves have ended
-    handle.job = opened.mirrors.submit(prepared.step, mirrors, native, options.overwrite)
+    handle.job = opened.mirrors.submit(arguments["step"], mirrors, native, options.overwrite)
     opened.ranks.warn()
     return handle
 
@@ -85,22 +84,11 @@ def _begin(
     options: SaveOptions,
     copies: HostCopies | None,
     known: _cairn.Batch | None = None,
-) -> PreparedSave:
+) -> dict[str, Any]:
     opened.ranks.begin(call)
-    prepared = prepare_save(opened, opened.ranks, step, state, options, copies, known)
-    continue_from_loaded(opened.native, prepared.step)
-    return prepared
-
-
-class PreparedSave(NamedTuple):
-    """A save that is ready to run."""
-
-    step: int
-    batch: _cairn.Batch
-    streams: Streams
-    """The current streams of the devices that hold some of the state."""
-    arguments: dict[str, Any]
-    """Keyword arguments of `_cairn.Store.save`, the fields above included."""
+    arguments = prepare_save(opened, opened.ranks, step, state, options, copies, known)
+    continue_from_loaded(opened.native, arguments["step"])
+    return arguments
 
 
 def prepare_save(
@@ -111,8 +99,8 @@ def prepare_save(
     options: SaveOptions,
     copies: HostCopies | None,
     known: _cairn.Batch | None = None,
-) -> PreparedSave:
-    """Prepares a save of `state` as `step`. Collective.
+) -> dict[str, Any]:
+    """The keyword arguments of `_cairn.Store.save` for `state` as `step`. Collective.
 
     Args:
         opened: None: the store is not open yet, and the step is not looked for.
@@ -148,8 +136,8 @@ def prepare_save(
 
     arguments, flat = prepare_together(ranks, prepare, differing, lambda: buffers)
     streams = current_streams(flat.batch.devices())
-    arguments.update(batch=flat.batch, deadline=ranks.timeout, streams=streams, **annotations)
-    return PreparedSave(arguments["step"], flat.batch, streams, arguments)
+    place = {"batch": flat.batch, "streams": streams, "deadline": ranks.timeout}
+    return {**arguments, **annotations, **place}
 
 
 def _check_new(native: _cairn.Store, ranks: Ranks, step: int, overwrite: bool) -> None:
