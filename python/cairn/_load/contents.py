@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from cairn import _cairn
 from cairn._base.patterns import patterns_for
 from cairn._tensors.sources import row_major
-from cairn.errors import Corrupt
+from cairn.errors import Corrupt, Invalid
 
 if TYPE_CHECKING:
     from cairn._load.conversions import ConversionOptions, Rename
@@ -17,12 +17,15 @@ if TYPE_CHECKING:
 def conversion_of(
     rename: Rename, dtype: Any = None, cast: bool = False, *, takes_stored: bool = False
 ) -> ConversionOptions | None:
-    """The options of a conversion (cairn._load.conversions), which most loads do not import."""
+    """The options of a conversion (cairn._load.conversions), which most loads do not import. Raises
+    Invalid, also if there are any and the call takes stored tensors."""
     if rename is None and dtype is None and not cast:
         return None
+    if takes_stored:
+        raise Invalid("mmap and skip_damaged take stored tensors, which are not converted")
     from cairn._load import conversions
 
-    return conversions.conversion_of(rename, dtype, cast, takes_stored=takes_stored)
+    return conversions.conversion_of(rename, dtype, cast)
 
 
 def contents_of(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Union
 
@@ -62,38 +61,30 @@ class ConversionOptions(NamedTuple):
             return leaf.stored if isinstance(leaf, ValueLeaf) else _Described(leaf.kind, key)
 
         long: dict[str, _cairn.LongValue] = {}
+        by_name: dict[str, Key] = {}
 
         def take(value: Any, fqn: str) -> Any:
             if isinstance(value, _cairn.LongValue):
                 long[fqn] = value
                 return _cairn.load_values([value])[0] if reads_values else value
-            return _Described.take(value, fqn)
+            if not isinstance(value, _Described):
+                return value  # a pickle remains one
+            # Other keys may be escaped than before.
+            key = by_name[fqn] = value.key._replace(fqn=fqn)
+            return value.kind, key.dtype, key.shape, row_major(key.shape), 0, HOST, (), None
 
-        # Names of unchanged keys are set below, too.
-        sources = [copy.copy(source) for source in sources]
         state = renamed_state(tree, stored.fqns(), keys, value_of)
         batch = _cairn.flatten(state, take, patterns)
-        selected = {fqn for fqn, *_ in batch.layout()[1]}
-        by_name = {key.fqn: key for key in keys if key.fqn in selected}
         shared = _shared_places(leaves, by_name)
         conversion = StepConversion(stored, sources, by_name)
         return _cairn.Contents(stored, batch, shared, long, conversion)
 
 
-class _Described:
+class _Described(NamedTuple):
     """A tensor without memory."""
 
-    def __init__(self, kind: int, key: Key) -> None:
-        self._kind, self._key = kind, key
-
-    @staticmethod
-    def take(value: Any, fqn: str) -> Any:
-        """What `_cairn.flatten` asks for. Pickles remain pickles."""
-        if not isinstance(value, _Described):
-            return value
-        key = value._key
-        key.fqn = fqn  # other keys may be escaped than before
-        return value._kind, key.dtype, key.shape, row_major(key.shape), 0, HOST, (), None
+    kind: int
+    key: Key
 
 
 def _shared_places(leaves: Sequence[Leaf], keys: Mapping[str, Key]) -> dict[str, _Place]:
@@ -122,13 +113,8 @@ def _shared_places(leaves: Sequence[Leaf], keys: Mapping[str, Key]) -> dict[str,
     return shared
 
 
-def conversion_of(
-    rename: Rename, dtype: Any = None, cast: bool = False, *, takes_stored: bool = False
-) -> ConversionOptions:
-    """The options. Raises Invalid for what cannot be rules, and if the call takes stored
-    tensors."""
-    if takes_stored:
-        raise Invalid("mmap and skip_damaged take stored tensors, which are not converted")
+def conversion_of(rename: Rename, dtype: Any = None, cast: bool = False) -> ConversionOptions:
+    """The options. Raises Invalid for what cannot be rules."""
     code = None if dtype is None else _dtype_code(dtype)
     return ConversionOptions(parse(rename), code, cast)
 

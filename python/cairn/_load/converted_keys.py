@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from cairn._base.dtypes import name_of
 from cairn._cairn import DTYPES
@@ -27,18 +27,17 @@ _MAX_PARTS = 1 << 20
 _MAX_KEYS = 16 << 20
 
 
-class Key:
+class Key(NamedTuple):
     """A key before or after the rules: a tensor, or a plain value."""
 
-    def __init__(self, fqn: str, source: int, dtype: int | None = None, shape: Shape = ()) -> None:
-        self.fqn = fqn
-        self.source = source
-        """The stored key that determines its place in the state: the first of its sources."""
-        self.dtype = dtype
-        """None: a plain value. Elements of another stored dtype are cast."""
-        self.shape = shape
-        self.parts: list[Piece] | None = None
-        """None: all of the stored tensor."""
+    fqn: str
+    source: int
+    """The stored key that determines its place in the state: the first of its sources."""
+    dtype: int | None = None
+    """None: a plain value. Elements of another stored dtype are cast."""
+    shape: Shape = ()
+    parts: list[Piece] | None = None
+    """None: all of the stored tensor."""
 
     @property
     def is_whole(self) -> bool:
@@ -54,15 +53,8 @@ class Key:
 
     def made(self, fqn: str, shape: Shape, pieces: Iterable[Piece | None]) -> Key:
         """A tensor of the same dtype that consists of these pieces."""
-        key = Key(fqn, self.source, self.dtype, shape)
-        key.parts = [piece for piece in pieces if piece is not None]
-        return key
-
-    def changed(self, fqn: str, dtype: int | None) -> Key:
-        """With another name or dtype."""
-        key = Key(fqn, self.source, dtype, self.shape)
-        key.parts = self.parts
-        return key
+        parts = [piece for piece in pieces if piece is not None]
+        return self._replace(fqn=fqn, shape=shape, parts=parts)
 
     def __str__(self) -> str:
         return f"{name_of(self.dtype or 0)} {list(self.shape)}"
@@ -92,7 +84,7 @@ def convert_keys(
         if dtype is not None and dtype != key.dtype:
             if problem := _cast_problem(sources, key, dtype):
                 raise Invalid(f"{problem} (key {key.fqn})", key=key.fqn)
-            keys[i] = key.changed(key.fqn, dtype)
+            keys[i] = key._replace(dtype=dtype)
     return keys
 
 
@@ -158,7 +150,7 @@ class _Application:
     def _with_dtype(self, key: Key) -> Key:
         if problem := _cast_problem(self._sources, key, self._rule.dtype):
             self._fail(key, problem)
-        return key.changed(key.fqn, self._rule.dtype)
+        return key._replace(dtype=self._rule.dtype)
 
     def _renamed(self, key: Key) -> Key:
         matched = None
@@ -173,7 +165,7 @@ class _Application:
             matched, name = pattern.text, derived[1][0]
         if not name and matched is not None:
             self._fail(key, "the new name is empty")
-        return key if name == key.fqn else key.changed(name, key.dtype)
+        return key._replace(fqn=name)
 
     def _dim(self, key: Key, dims: int) -> int:
         """The dimension of the rule, of `dims` to choose from."""
@@ -198,8 +190,7 @@ class _Application:
             shape = (*key.shape[:dim], size, *key.shape[dim + 1 :])
             clipped = (piece.clipped(dim, begin, size) for piece in pieces)
             is_all = size == extent
-            part = key.changed(name, key.dtype) if is_all else key.made(name, shape, clipped)
-            made.append(part)
+            made.append(key._replace(fqn=name) if is_all else key.made(name, shape, clipped))
             begin += size
         return made
 
@@ -262,8 +253,7 @@ class _Application:
         return made
 
     def _joined(self, name: str, parts: list[Key]) -> Key:
-        dim = self._dim_of_parts(parts, len(parts[0].shape))
-        self._check_form(parts, dim)
+        dim = self._dim_of_parts(parts, is_new=False)
         pieces, size = [], 0
         for part in parts:
             pieces += [piece.with_axis(dim, piece.axes[dim].shifted(size)) for piece in part.pieces]
@@ -292,13 +282,12 @@ class _Application:
                         f"the parts of '{name}' do not have the positions 0 to {len(parts) - 1}: "
                         f"position {expected} is missing or there twice",
                     )
-            made[place] = self._stacked(name, [self._keys[i] for _, i in sorted(parts)])
-            made[place].source = self._keys[place].source
+            stacked = self._stacked(name, [self._keys[i] for _, i in sorted(parts)])
+            made[place] = stacked._replace(source=self._keys[place].source)
         return made
 
     def _stacked(self, name: str, parts: list[Key]) -> Key:
-        dim = self._dim_of_parts(parts, len(parts[0].shape) + 1)
-        self._check_form(parts)
+        dim = self._dim_of_parts(parts, is_new=True)
         pieces = []
         for i, part in enumerate(parts):
             added = Axis(None, range(i, i + 1), range(1))
@@ -309,18 +298,20 @@ class _Application:
         shape = parts[0].shape
         return parts[0].made(name, (*shape[:dim], len(parts), *shape[dim:]), pieces)
 
-    def _dim_of_parts(self, parts: list[Key], dims: int) -> int:
+    def _dim_of_parts(self, parts: list[Key], is_new: bool) -> int:
+        """The dimension in which parts may differ; or, `is_new`, which none of them has."""
         for part in parts:
             self._check_tensor(part)
-        return self._dim(parts[0], dims)
+        dim = self._dim(parts[0], len(parts[0].shape) + is_new)
+        free = None if is_new else dim
 
-    def _check_form(self, parts: list[Key], free_dim: int | None = None) -> None:
         def form(key: Key) -> tuple[object, ...]:
-            return (key.dtype, *(0 if d == free_dim else n for d, n in enumerate(key.shape)))
+            return (key.dtype, *(0 if d == free else n for d, n in enumerate(key.shape)))
 
         for part in parts:
             if form(part) != form(parts[0]):
                 self._fail(part, f"it is {part}, but '{parts[0].fqn}' is {parts[0]}")
+        return dim
 
     def _dequantize(self) -> dict[int, Key]:
         places = {key.fqn: i for i, key in enumerate(self._keys)}

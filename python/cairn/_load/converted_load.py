@@ -35,21 +35,11 @@ class _Part(NamedTuple):
     dtype: int
     memory: np.ndarray
 
-    def box(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Offsets and sizes of the box in the stored tensor that contains the part."""
-        bounds = {dim: (index, 1) for dim, index in self.piece.fixed.items()}
-        for axis in self.piece.axes:
-            if axis.dim is not None:
-                first = int(axis.index[0])
-                bounds[axis.dim] = (first, int(axis.index[-1]) + 1 - first)
-        ordered = [bounds[dim] for dim in sorted(bounds)]
-        return tuple(begin for begin, _ in ordered), tuple(size for _, size in ordered)
-
     def blocks(self, item_bytes: int) -> Iterator[_Part]:
         """Divides it along the outermost dimensions, until the boxes are short and contain few
         other elements."""
         axes = self.piece.axes
-        box_elements = math.prod(self.box()[1])
+        box_elements = math.prod(self.piece.box()[1])
         elements = math.prod(len(axis.index) for axis in axes)
         if box_elements * item_bytes <= _BLOCK_BYTES and box_elements <= 4 * elements:
             yield self
@@ -170,7 +160,7 @@ class StepConversion:
         self, requests: _cairn.Requests, piece: Piece, target: tuple[int, tuple[int, ...], int]
     ) -> None:
         dtype, strides, address = target
-        offsets, sizes = _Part(piece, dtype, np.empty(0)).box()
+        offsets, sizes = piece.box()
         stored_strides = [1] * len(sizes)
         for axis, stride in zip(piece.axes, strides):
             address += axis.at.start * stride * dtypes.item_bytes(dtype)
@@ -202,7 +192,7 @@ class StepConversion:
             dtype = part.dtype if part.piece.scale is None else _FLOAT32
             item = dtypes.item_bytes(dtype)
             for block in part.blocks(item):
-                offsets, sizes = block.box()
+                offsets, sizes = block.piece.box()
                 size = math.prod(sizes) * item
                 if used + size > _BUFFER_BYTES:
                     yield load()
@@ -226,6 +216,6 @@ def fill_from_memory(
         if piece.scale is not None:
             factors = np.array(arrays[piece.scale.source]).view(np.float32)
         for block in _Part(piece, key.dtype or 0, memory).blocks(dtypes.item_bytes(dtype)):
-            offsets, sizes = block.box()
+            offsets, sizes = block.piece.box()
             box = tuple(slice(begin, begin + size) for begin, size in zip(offsets, sizes))
             block.fill(arrays[piece.source][box], dtype, factors)

@@ -99,6 +99,16 @@ class Piece(NamedTuple):
         fixed = self.fixed if axis.dim is None else {**self.fixed, axis.dim: int(axis.index[0])}
         return self._replace(axes=(*self.axes[:dim], *self.axes[dim + 1 :]), fixed=fixed)
 
+    def box(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Offsets and sizes of the box in the stored tensor that contains it."""
+        bounds = {dim: (index, 1) for dim, index in self.fixed.items()}
+        for axis in self.axes:
+            if axis.dim is not None:
+                first = int(axis.index[0])
+                bounds[axis.dim] = (first, int(axis.index[-1]) + 1 - first)
+        ordered = [bounds[dim] for dim in sorted(bounds)]
+        return tuple(begin for begin, _ in ordered), tuple(size for _, size in ordered)
+
     @property
     def is_box(self) -> bool:
         """Whether it is a box on both sides, with the same order inside each dimension."""
