@@ -53,24 +53,17 @@ def _field(path: str, pattern: str) -> str:
     return found.group(1).strip() if found else "unknown"
 
 
-def _mount_of(directory: Path) -> str:
-    """Type and device of the file system that contains the directory."""
-    device = os.stat(directory).st_dev
-    wanted = f"{os.major(device)}:{os.minor(device)}"
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        words = line.split()
-        if words[2] == wanted:
-            kind, source = words[words.index("-") + 1 :][:2]
-            return f"{kind} on {source}"
-    return "unknown"
-
-
 def _output(*command: str) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return done.stdout.strip()
+
+
+def _mount_of(directory: Path) -> str:
+    """Type and device of the file system that contains the directory."""
+    return " on ".join(_output("df", "--output=fstype,source", str(directory)).split()[-2:])
 
 
 def version(package: str) -> str:
