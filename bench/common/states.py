@@ -24,12 +24,12 @@ Boxes = dict[str, list[tuple[int, int]]]
 
 def byte_view(tensor: torch.Tensor) -> np.ndarray:
     """The memory of a contiguous tensor."""
-    length = tensor.numel() * tensor.element_size()
-    return np.frombuffer((ctypes.c_ubyte * length).from_address(tensor.data_ptr()), np.uint8)
+    memory = (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())
+    return np.frombuffer(memory, np.uint8)
 
 
 def total_bytes(tensors: Tensors) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    return sum(tensor.nbytes for tensor in tensors.values())
 
 
 def fill(tensors: Tensors, seed: int = SEED) -> Tensors:
@@ -123,21 +123,16 @@ def transformer_shapes(scale: float) -> dict[str, tuple[tuple[int, ...], torch.d
         "wpe.weight": (1024, width),
     }
     for layer in range(19):
-        for name, shape in (
-            ("norm1.weight", (width,)),
-            ("norm1.bias", (width,)),
-            ("attention.qkv.weight", (3 * width, width)),
-            ("attention.qkv.bias", (3 * width,)),
-            ("attention.out.weight", (width, width)),
-            ("attention.out.bias", (width,)),
-            ("norm2.weight", (width,)),
-            ("norm2.bias", (width,)),
-            ("mlp.up.weight", (4 * width, width)),
-            ("mlp.up.bias", (4 * width,)),
-            ("mlp.down.weight", (width, 4 * width)),
-            ("mlp.down.bias", (width,)),
+        for name, *shape in (
+            ("norm1", width),
+            ("attention.qkv", 3 * width, width),
+            ("attention.out", width, width),
+            ("norm2", width),
+            ("mlp.up", 4 * width, width),
+            ("mlp.down", width, 4 * width),
         ):
-            shapes[f"layers.{layer}.{name}"] = shape
+            shapes[f"layers.{layer}.{name}.weight"] = tuple(shape)
+            shapes[f"layers.{layer}.{name}.bias"] = (shape[0],)
     shapes |= {"norm.weight": (width,), "norm.bias": (width,)}
     tensors = {f"model.{name}": (shape, torch.bfloat16) for name, shape in shapes.items()}
     for name, shape in shapes.items():
