@@ -50,6 +50,7 @@ class TensorStore(Library):
     name = "tensorstore"
     modules = ("tensorstore", "ml_dtypes")
     packages = ("tensorstore",)
+    is_durable = True
     cannot = {"replace": "is not compared with replaced checkpoints"}
     remark = (
         "zarr3 in OCDBT with its default sync, uncompressed, all arrays in one atomic transaction; "
@@ -127,9 +128,6 @@ class TensorStore(Library):
                 copies.append(target.write(source))
             for copy in copies:
                 copy.result()
-
-    def sync(self, step: int) -> None:
-        """Its transactions are durable."""
 
     def latest(self) -> int | None:
         found = self._database().read("step").result()

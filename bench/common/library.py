@@ -37,14 +37,13 @@ from common.states import Boxes, Tensors
 KV_BENCH = Path(__file__).resolve().parents[2] / "build" / "bin" / "kv-bench"
 THREADS = min(8, os.cpu_count() or 1)
 NO_ASYNC = "has no call that copies the state and then returns"
-NO_CHUNKS = "has no list of chunks to load"
 EVERYTHING_STAGED = "copies everything, regardless of what changed: see the stall with all changed"
 CANNOT = {
     "save_again": "has no incremental save: writes everything again, as in the full save",
     "load_into": "can only create new tensors",
     "begin_save": NO_ASYNC,
     "begin_save_stating": NO_ASYNC,
-    "open_many": NO_CHUNKS,
+    "open_many": "has no list of chunks to load",
 }
 """Why libraries do not have a method, unless they state another reason."""
 
@@ -63,6 +62,10 @@ class Library:
     """Settings and other information for readers of the tables."""
     reads: ClassVar[str | None] = None
     """The library whose checkpoints this one reads, if it does not write any itself."""
+    is_durable: ClassVar[bool] = False
+    """Its saves are durable by themselves, so that `sync` does nothing."""
+    suffix: ClassVar[str] = ""
+    """Of the file of a step; none: a directory."""
     is_limit: ClassVar[bool] = False
     """It measures the machine, not a library."""
     states: ClassVar[tuple[str, ...] | None] = None
@@ -79,7 +82,7 @@ class Library:
         self.lib: Any = importlib.import_module(self.modules[0]) if self.modules else None
 
     def path(self, step: int) -> Path:
-        return self.folder / f"step-{step:06}"
+        return self.folder / f"step-{step:06}{self.suffix}"
 
     def start(self, state: Tensors, saves: bool) -> None:
         """Imports and opens what is not part of a measurement."""
@@ -90,7 +93,8 @@ class Library:
 
     def sync(self, step: int) -> None:
         """Makes a step durable that the library has saved."""
-        sync_tree(self.path(step))
+        if not self.is_durable:
+            sync_tree(self.path(step))
 
     def forget(self, step: int) -> None:
         """Removes a step, so that its files do not fill the disk."""
@@ -145,6 +149,7 @@ class _CairnReads(Library):
 
 class Cairn(_CairnReads):
     name = "cairn"
+    is_durable = True
     remark = "every byte that is read is verified with its digest; all saves are durable"
 
     def start(self, state: Tensors, saves: bool) -> None:
@@ -186,9 +191,6 @@ class Cairn(_CairnReads):
 
     def latest(self) -> int | None:
         return max(self._open().steps(), default=None)
-
-    def sync(self, step: int) -> None:
-        """Its saves are durable."""
 
     def forget(self, step: int) -> None:
         self._store.delete(step)

@@ -9,7 +9,7 @@ import sqlite3
 import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -20,7 +20,7 @@ PIECE_BYTES = 4 << 20
 
 
 class Limit(Library):
-    is_limit = True
+    is_limit = is_durable = True
 
     def start(self, state: Tensors, saves: bool) -> None:
         """Divides the memory of the tensors into pieces that threads can share evenly."""
@@ -30,9 +30,6 @@ class Limit(Library):
             for view in views
             for begin in range(0, len(view), PIECE_BYTES)
         ]
-
-    def sync(self, step: int) -> None:
-        """Its methods contain what they need."""
 
     def forget(self, step: int) -> None:
         """Keeps no steps."""
@@ -72,7 +69,7 @@ class Fio(Limit):
     load_into = load
 
 
-def _in_threads(threads: int, work: Callable[[int], None], count: int) -> None:
+def _in_threads(threads: int, work: Callable[[int], object], count: int) -> None:
     """Calls work(0 .. count - 1); each thread takes the next item when it is free."""
     numbers = iter(range(count))  # its next() is atomic
 
@@ -130,12 +127,7 @@ class Sum(Limit):
 
     def load(self, step: int, like: Tensors) -> None:
         words = [piece[: piece.nbytes // 8 * 8].view(np.uint64) for piece in self.pieces]
-        sums = [np.uint64(0)] * len(words)
-
-        def add(i: int) -> None:
-            sums[i] = np.add.reduce(words[i])
-
-        _in_threads(2, add, len(words))
+        _in_threads(2, lambda i: np.add.reduce(words[i]), len(words))
 
     save_again = load
 
@@ -146,8 +138,8 @@ class Sqlite(Library):
     name = "sqlite"
     modules = ("sqlite3",)
     states = ("small",)
+    is_durable = True
     remark = "one blob per save and transaction; write-ahead log, synchronous=FULL"
-    _database: Any = None
 
     def start(self, state: Tensors, saves: bool) -> None:
         self._database = sqlite3.connect(self.folder / "saves.db", isolation_level=None)
@@ -158,6 +150,3 @@ class Sqlite(Library):
     def save(self, step: int, state: Tensors) -> None:
         blob = b"".join(memoryview(byte_view(tensor)) for tensor in state.values())
         self._database.execute("INSERT INTO saves VALUES (?, ?)", (step, blob))
-
-    def sync(self, step: int) -> None:
-        """Its transactions are durable."""

@@ -90,12 +90,10 @@ class Dcp(Library):
 class Torch(Library):
     name = "torch"
     modules = ("torch",)
+    suffix = ".pt"
     cannot = dict.fromkeys(("load_keys", "load_boxes"), "reads the complete file: see a full load")
     remark = "torch.save, then fsync of the file and of its directory; torch.load into memory"
     is_mapped: ClassVar[bool] = False
-
-    def path(self, step: int) -> Path:
-        return self.folder / f"step-{step:06}.pt"
 
     def save(self, step: int, state: Tensors) -> None:
         torch.save(state, self.path(step))
@@ -125,10 +123,8 @@ class Safetensors(Library):
     name = "safetensors"
     modules = ("safetensors.torch",)
     packages = ("safetensors",)
+    suffix = ".safetensors"
     remark = "save_file, then fsync of the file and of its directory; no digests"
-
-    def path(self, step: int) -> Path:
-        return self.folder / f"step-{step:06}.safetensors"
 
     def save(self, step: int, state: Tensors) -> None:
         self.lib.save_file(state, str(self.path(step)))
@@ -162,14 +158,13 @@ class Safetensors(Library):
 
 class Moonclip(Library):
     name = "moonclip"
-    modules = ("moonclip",)
-    packages = ("moonclip",)
+    modules = packages = ("moonclip",)
+    is_durable = True
     cannot = {"load_boxes": "reads complete tensors", "begin_save_stating": EVERYTHING_STAGED}
     remark = (
         "MoonclipManager with its defaults, which compress without loss (zstd, level 3); durable "
         "saves are save_tensors and flush; tensors view the buffers that load returns"
     )
-    _manager: Any = None
 
     def start(self, state: Tensors, saves: bool) -> None:
         self._manager = self.lib.MoonclipManager(str(self.place))
@@ -183,9 +178,6 @@ class Moonclip(Library):
         self._manager.save_tensors(step=step, tensors=state)
         return lambda: None, self._manager.flush
 
-    def sync(self, step: int) -> None:
-        """flush has done it."""
-
     def forget(self, step: int) -> None:
         """It has no call that deletes a step."""
 
@@ -196,14 +188,11 @@ class Moonclip(Library):
         return _views(self._manager.load_tensors(self._id(step), keys), like)
 
     def latest(self) -> int | None:
-        return max((one["step"] for one in self._snapshots()), default=None)
-
-    def _snapshots(self) -> Any:
-        manager = self._manager or self.lib.MoonclipManager(str(self.place))
-        return manager.list_snapshots()
+        return max((one["step"] for one in self._manager.list_snapshots()), default=None)
 
     def _id(self, step: int) -> str:
-        return [one["id"] for one in self._snapshots() if one["step"] == step][-1]
+        snapshots = self._manager.list_snapshots()
+        return [one["id"] for one in snapshots if one["step"] == step][-1]
 
 
 def _views(buffers: dict[str, bytearray], like: Tensors) -> Tensors:
