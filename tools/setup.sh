@@ -156,30 +156,18 @@ if ((integrations)); then InstallMore integrations "the libraries of tests/integ
 # If there is a CUDA toolkit without the header of NCCL, takes it from PyPI's package. The
 # library itself is opened at run time on machines with a GPU.
 headers=.cache/nvidia/include
-# TakeHeader NAME PACKAGE: finds NAME in the toolkit or the system, or takes it from PACKAGE.
-TakeHeader() {
-  [[ ! -f $headers/$1 ]] || return 0
-  if echo "#include <$1>" |
-      g++ -E -x c++ -I "$(dirname "$(readlink -f "$cuda_runtime_h")")" - >/dev/null 2>>"$log"; then
-    return 0
-  fi
-  local wheels=.cache/nvidia/wheels
-  echo "setup: taking $1 from PyPI's ${2%%=*} (once)"
-  Logged .venv/bin/python -m pip download --disable-pip-version-check --no-deps \
-    --only-binary=:all: --dest "$wheels" "$2"
-  mkdir -p "$headers"
-  Logged .venv/bin/python -c "
-import pathlib, zipfile
-wheel = zipfile.ZipFile(next(pathlib.Path('$wheels').glob('*.whl')))
-member = next(name for name in wheel.namelist() if name.endswith('/include/$1'))
-pathlib.Path('$headers/$1.part').write_bytes(wheel.read(member))"
-  mv "$headers/$1.part" "$headers/$1"
-  rm -rf "$wheels"
-}
-if nvcc=$(command -v nvcc); then
+if nvcc=$(command -v nvcc) && [[ ! -f $headers/nccl.h ]]; then
   # Asks nvcc where it looks, because it may be a link or a script outside of its toolkit.
   cuda_runtime_h=$("$nvcc" -x cu -M /dev/null 2>>"$log" | grep -om1 '/[^ ]*/cuda_runtime.h' || true)
-  if [[ -n $cuda_runtime_h ]]; then
-    TakeHeader nccl.h nvidia-nccl-cu13==2.28.9
+  if [[ -n $cuda_runtime_h ]] && ! echo "#include <nccl.h>" |
+      g++ -E -x c++ -I "$(dirname "$(readlink -f "$cuda_runtime_h")")" - >/dev/null 2>>"$log"; then
+    echo "setup: taking nccl.h from PyPI's nvidia-nccl-cu13 (once)"
+    nccl=.cache/nvidia/nccl
+    rm -rf "$nccl"  # what an interrupted run has left
+    Logged .venv/bin/python -m pip install --disable-pip-version-check --no-deps \
+      --only-binary=:all: --target "$nccl" nvidia-nccl-cu13==2.28.9
+    mkdir -p "$headers"
+    mv "$nccl/nvidia/nccl/include/nccl.h" "$headers"
+    rm -rf "$nccl"
   fi
 fi
