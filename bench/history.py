@@ -27,12 +27,14 @@ import torch
 import zipnn
 import zstandard
 from common import report
-from common.measure import first_difference
+from common.measure import bytes_in, first_difference
 from common.states import Tensors, byte_view, total_bytes
 from gpt import GPT, Config, next_batch, read_documents
 
 import cairn
 
+GROWING = ("segments", "tables", "roots", "pages")
+"""Folders of a store: all but the lease and the hint."""
 RATES = (3e-7, 1e-6, 2e-6, 4e-6, 1e-5, 3e-5, 1e-4)
 WAYS: dict[str, dict[str, Any]] = {
     "full save": {"tuning": cairn.SaveTuning(incremental=False)},
@@ -69,12 +71,6 @@ class FineTune:
 
     def weights(self) -> Tensors:
         return {name: value.detach().bfloat16() for name, value in self._model.named_parameters()}
-
-
-def stored_bytes(folder: Path) -> int:
-    """Length of all files but the lease and the hint, which do not grow."""
-    folders = ("segments", "tables", "roots", "pages")
-    return sum(f.stat().st_size for name in folders for f in (folder / name).glob("*"))
 
 
 def compressed(before: Tensors, after: Tensors) -> dict[str, int]:
@@ -116,9 +112,9 @@ def measure(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
             row = {"rate": rate, "changed": changed_share(before, state)}
             row["bytes"] = total_bytes(state)
             for way, store in stores.items():
-                files = stored_bytes(base / way)
+                files = bytes_in(base / way, GROWING)
                 store.save(step, state, **WAYS[way])
-                row[way] = stored_bytes(base / way) - files
+                row[way] = bytes_in(base / way, GROWING) - files
                 wrong = first_difference(store.read(step=step, flat=True), state)
                 assert wrong is None, (way, wrong)
             rows.append(row | compressed(before, state))

@@ -31,7 +31,7 @@ import torch
 from common import report
 from common.child import run_in_child
 from common.library import KV_BENCH
-from common.measure import Meter
+from common.measure import Meter, bytes_in
 
 import cairn
 
@@ -46,24 +46,20 @@ SIZES = {
 FIGURES = {"cpu": "processor time", "memory": "memory", "metadata": "metadata"}
 NOISE = {"cpu": 0.02, "memory": 8 << 20, "metadata": 16 << 10}
 """If the figure of the largest size is smaller, there is no exponent."""
-
-
-def metadata_bytes(store: Path) -> int:
-    """The length of all objects that are not payload."""
-    folders = ("tables", "roots", "pages")
-    return sum(f.stat().st_size for name in folders for f in (store / name).glob("*"))
+METADATA = ("tables", "roots", "pages")
+"""Folders of all objects that are not payload."""
 
 
 class Point:
-    """The figures of one size."""
+    """The figures of one size, and the store that is measured."""
 
-    def __init__(self, store: Path) -> None:
+    def __init__(self, folder: Path) -> None:
         self.figures: Figures = {}
-        self._store = store
+        self.store = folder / "store"
 
     @contextmanager
     def measure(self, name: str) -> Iterator[None]:
-        before = metadata_bytes(self._store)
+        before = bytes_in(self.store, METADATA)
         ctypes.CDLL(None).malloc_trim(0)  # what was freed would hide what small sizes need
         meter = Meter()
         yield
@@ -71,7 +67,7 @@ class Point:
         self.figures[name] = {
             "cpu": spent["cpu_seconds"],
             "memory": spent["peak_bytes"],
-            "metadata": max(0, metadata_bytes(self._store) - before),
+            "metadata": max(0, bytes_in(self.store, METADATA) - before),
         }
 
 
@@ -82,10 +78,9 @@ def tensors_state(count: int) -> tuple[numpy.ndarray, dict[str, torch.Tensor]]:
     return memory, {f"layers.{i // 100}.{i % 100}.weight": row for i, row in enumerate(rows)}
 
 
-def tensors_saves(count: int, folder: Path) -> Figures:
+def tensors_saves(count: int, point: Point) -> None:
     memory, state = tensors_state(count)
-    point = Point(folder / "store")
-    with cairn.open(folder / "store", mode="a", grace=0) as store:
+    with cairn.open(point.store, mode="a", grace=0) as store:
         with point.measure("save"):
             store.save(1, state)
         with point.measure("save, unchanged"):
@@ -93,15 +88,12 @@ def tensors_saves(count: int, folder: Path) -> Figures:
         memory[::100] += 1
         with point.measure("save, 1 % changed"):
             store.save(3, state)
-    return point.figures
 
 
-def tensors_reads(count: int, folder: Path) -> Figures:
-    path = folder / "store"
-    point = Point(path)
-    with point.measure("open"), cairn.open(path) as store:
+def tensors_reads(count: int, point: Point) -> None:
+    with point.measure("open"), cairn.open(point.store) as store:
         pass
-    with cairn.open(path) as store:
+    with cairn.open(point.store) as store:
         with point.measure("read one tensor"):
             store.read(["layers.0.7.weight"], step=3)
         with point.measure("read all, new tensors"):
@@ -111,13 +103,11 @@ def tensors_reads(count: int, folder: Path) -> Figures:
         assert all(torch.equal(loaded[name], tensor) for name, tensor in state.items())
         with point.measure("diff of 1 %"):
             assert len(store.diff(2, 3).changed) == len(memory[::100])
-    return point.figures
 
 
-def tensors_changes(count: int, folder: Path) -> Figures:
+def tensors_changes(count: int, point: Point) -> None:
     memory, state = tensors_state(count)
-    point = Point(folder / "store")
-    with cairn.open(folder / "store", mode="a", grace=0) as store:
+    with cairn.open(point.store, mode="a", grace=0) as store:
         memory[: count // 10 * 9] += 1
         store.save(4, state)
         with point.measure("delete a step"):
@@ -125,22 +115,21 @@ def tensors_changes(count: int, folder: Path) -> Figures:
         store.delete(2, 3)
         with point.measure("compact, a tenth lives"):
             store.compact()
-    return point.figures
 
 
-def ranks_point(count: int, folder: Path) -> Figures:
-    chunks = str(CHUNKS_PER_RANK * count)
-    command = [KV_BENCH, "commit", "--dir", folder, "--ranks", str(count), "--chunks", chunks]
-    done = subprocess.run([*command, "--json"], stdout=subprocess.PIPE, check=True)
+def ranks_point(count: int, point: Point) -> None:
+    numbers = ["--ranks", str(count), "--chunks", str(CHUNKS_PER_RANK * count)]
+    command = [KV_BENCH, "commit", "--dir", point.store.parent, *numbers, "--json"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     [row] = [row for row in rows if row.get("what") == "commit"][:1]
-    return {"commit": {"cpu": row["cpu_seconds"], "memory": row["peak_beyond_tensors_bytes"]}}
+    memory = row["peak_beyond_tensors_bytes"]
+    point.figures["commit"] = {"cpu": row["cpu_seconds"], "memory": memory}
 
 
-def steps_saves(count: int, folder: Path) -> Figures:
+def steps_saves(count: int, point: Point) -> None:
     state = {f"layers.{i}.weight": torch.zeros(64) for i in range(8)}
-    point = Point(folder / "store")
-    with cairn.open(folder / "store", mode="a", grace=0) as store:
+    with cairn.open(point.store, mode="a", grace=0) as store:
         for step in range(1, 2 + count):
             state["layers.0.weight"] += 1
             if step <= count:
@@ -150,22 +139,18 @@ def steps_saves(count: int, folder: Path) -> Figures:
                 store.save(step, state)
         with point.measure("delete a step"):
             store.delete(count // 2 + 1)
-    return point.figures
 
 
-def steps_reads(count: int, folder: Path) -> Figures:
-    path = folder / "store"
-    point = Point(path)
-    with point.measure("open"), cairn.open(path) as store:
+def steps_reads(count: int, point: Point) -> None:
+    with point.measure("open"), cairn.open(point.store) as store:
         pass
-    with cairn.open(path) as store, point.measure("list all steps"):
+    with cairn.open(point.store) as store, point.measure("list all steps"):
         assert len(store.steps()) == count
-    with cairn.open(path) as store, point.measure("read the newest step"):
+    with cairn.open(point.store) as store, point.measure("read the newest step"):
         store.read()
-    return point.figures
 
 
-POINTS: dict[str, tuple[Callable[[int, Path], Figures], ...]] = {
+POINTS: dict[str, tuple[Callable[[int, Point], None], ...]] = {
     "tensors": (tensors_saves, tensors_reads, tensors_changes),
     "ranks": (ranks_point,),
     "steps": (steps_saves, steps_reads),
@@ -178,9 +163,15 @@ def measure(axis: str, size: int, base: Path) -> Figures:
     figures: Figures = {}
     with tempfile.TemporaryDirectory(prefix=f"scaling-{axis}-", dir=base) as name:
         folder = Path(name)
+        log = folder / "log"
         for part in POINTS[axis]:
-            log = folder / "log"
-            found = run_in_child(lambda part=part: part(size, folder), DEADLINE_S, log)
+
+            def run() -> Figures:
+                point = Point(folder)
+                part(size, point)
+                return point.figures
+
+            found = run_in_child(run, DEADLINE_S, log)
             if "error" in found:
                 raise RuntimeError(f"{axis} {size:,}: {found['error']}\n{log.read_text()[-2000:]}")
             figures |= found

@@ -8,7 +8,7 @@ import os
 import re
 import resource
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +84,11 @@ def files_of(path: Path) -> list[Path]:
     return sorted(file for file in path.rglob("*") if file.is_file())
 
 
+def bytes_in(store: Path, folders: Iterable[str]) -> int:
+    """The length of all objects in these folders of a store."""
+    return sum(file.stat().st_size for name in folders for file in (store / name).glob("*"))
+
+
 def evict(path: Path) -> None:
     """Evicts the files below `path` from the page cache. The bytes that are read from the storage
     afterwards show whether it did."""
@@ -144,7 +149,7 @@ def _spans(values: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     return begins[order], ends[order]
 
 
-def touch_pages(values: Mapping[str, Any]) -> int:
+def touch_pages(values: Mapping[str, Any]) -> None:
     """Reads one byte of every page of these tensors, because a lazy mapping is not a load.
 
     Adjacent spans without a complete page between them are processed as one; otherwise, 20,000
@@ -152,16 +157,14 @@ def touch_pages(values: Mapping[str, Any]) -> int:
     """
     begins, ends = _spans(values)
     if not len(begins):
-        return 0
+        return
     reach = np.maximum.accumulate(ends)
     starts = np.flatnonzero(np.append(True, begins[1:] >= reach[:-1] + np.uint64(PAGE)))
-    total = 0
     for first, last in zip(starts, np.append(starts[1:], len(begins)) - 1):
         begin = int(begins[first]) // PAGE * PAGE  # in a page that contains a byte of the tensor
         length = int(reach[last]) - begin
         view = np.frombuffer((ctypes.c_ubyte * length).from_address(begin), np.uint8)
-        total += int(view[::PAGE].sum(dtype=np.uint64))
-    return total
+        view[::PAGE].sum(dtype=np.uint64)
 
 
 def take_over(values: Mapping[str, torch.Tensor]) -> None:

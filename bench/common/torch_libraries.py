@@ -109,7 +109,6 @@ class TorchMapped(Torch):
     is_mapped = True
     cannot = {"save": "differs from torch only in reading", "import": "is torch"}
     remark = "torch.load(mmap=True); boxes are taken from the mapped tensors"
-    save = None  # type: ignore[assignment]
 
     def load_keys(self, step: int, like: Tensors, keys: list[str]) -> Tensors:
         mapped = self.load(step, like)
