@@ -6,11 +6,13 @@ import os
 import resource
 import signal
 import threading
+import traceback
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
-from cairn_testing import run_python, steps_of, wait_until
+from cairn_testing import assert_same, run_python, steps_of, wait_until
 from ranks import in_new_process
 
 import cairn
@@ -152,12 +154,7 @@ def test_a_forked_child_is_told_to_open_again(path):
     assert steps_of(path) == [1, 2, 3]
 
 
-FORK = """
-import os, sys, torch, cairn
-
-torch.set_num_threads(1)
-
-def state(step):
+def many_tensors(step: int) -> dict:
     generator = torch.Generator().manual_seed(step)
     return {
         "large": torch.randn(1_500_000, generator=generator),
@@ -166,58 +163,48 @@ def state(step):
         "step": step,
     }
 
-def check(store, step):
-    got = store.read(step=step)
-    want = state(step)
-    assert got["step"] == step
-    assert torch.equal(got["large"], want["large"]) and torch.equal(got["same"], want["same"])
-    assert all(torch.equal(a, b) for a, b in zip(got["small"], want["small"]))
 
-def save_all(path, first):
+def save_and_load(path, first: int) -> None:
     with cairn.open(path, mode="a") as store:
-        store.save(first, state(first))
-        store.save(first + 1, state(first + 1), tuning=cairn.SaveTuning(compress=True))
-        store.save_async(first + 2, state(first + 2),
-            tuning=cairn.SaveTuning(deltas=2, statistics=True)).result()
+        store.save(first, many_tensors(first))
+        tuning = cairn.SaveTuning(compress=True)
+        store.save(first + 1, many_tensors(first + 1), tuning=tuning)
+        tuning = cairn.SaveTuning(deltas=2, statistics=True)
+        store.save_async(first + 2, many_tensors(first + 2), tuning=tuning).result()
         store.delete(first)
         store.compact()
-        check(store, first + 1)
-        target = state(0)
+        assert_same(store.read(step=first + 1), many_tensors(first + 1))
+        target = many_tensors(0)
         store.load(target, step=first + 2)
-        assert torch.equal(target["large"], state(first + 2)["large"])
+        assert_same(target, many_tensors(first + 2))
 
-def in_child(work):
+
+def in_child(work: Callable[..., None], *args: object) -> None:
     pid = os.fork()
     if pid == 0:
-        import signal
         signal.alarm(60)  # a hang is a failure
         try:
-            work()
+            work(*args)
             os._exit(0)
-        except BaseException as error:
-            os.write(2, repr(error).encode())
+        except BaseException:
+            traceback.print_exc()
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
-path, other = sys.argv[1:]
-with cairn.open(path, mode="a") as store:
-    store.save(1, state(1))
-    store.save_async(2, state(2)).result()
-    check(store, 2)
-    in_child(lambda: save_all(other, 1))  # while the parent has its store open
-    store.save(3, state(3))
-    check(store, 3)
-in_child(lambda: save_all(path, 10))  # the same store
-in_child(lambda: in_child(lambda: save_all(path, 20)))
-with cairn.open(path, mode="a") as store:
-    assert store.steps() == [1, 2, 3, 11, 12, 21, 22]
-    for step in store.steps():
-        check(store, step)
-    store.save(30, state(30))
-print("ok")
-"""
 
-
-def test_a_forked_child_that_opens_a_store_saves(path, tmp_path):
+@in_new_process
+def test_a_forked_child_that_opens_a_store_saves(rank, path, tmp_path):
     """The threads of the parent, and those of its libraries, do not exist in the child."""
-    assert run_python(FORK, path, tmp_path / "other").stdout == "ok\n"
+    with cairn.open(path, mode="a") as store:
+        store.save(1, many_tensors(1))
+        store.save_async(2, many_tensors(2)).result()
+        assert_same(store.read(), many_tensors(2))
+        in_child(save_and_load, tmp_path / "other", 1)  # while the parent has its store open
+        store.save(3, many_tensors(3))
+    in_child(save_and_load, path, 10)  # the same store
+    in_child(in_child, save_and_load, path, 20)
+    with cairn.open(path, mode="a") as store:
+        assert store.steps() == [1, 2, 3, 11, 12, 21, 22]
+        for step in store.steps():
+            assert_same(store.read(step=step), many_tensors(step))
+        store.save(30, many_tensors(30))
