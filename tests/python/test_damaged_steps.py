@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
-from cairn_testing import damage, flip_byte, segment_files, wait_until
+from cairn_testing import damage, flip_byte, payload, segment_files, wait_until
 from ranks import with_ranks
 
 import cairn
@@ -30,20 +28,14 @@ def make_state(value: float = 1.0) -> dict:
     }
 
 
-def flip(path: Path, key: str) -> None:
-    """Changes a byte of a tensor in the file of its segment."""
-    with cairn.open(path) as store:
-        value = store.read_slice(key, [])
-    damage(path, value.numpy().tobytes())
-
-
 @pytest.fixture
 def damaged(path):
     """A store in which three keys are damaged; one of them is tied to another."""
+    state = make_state()
     with cairn.open(path, mode="a") as store:
-        store.save(1, make_state())
-    for key in ("model.w3", "tied.0", "odd [name]*"):
-        flip(Path(path), key)
+        store.save(1, state)
+    for tensor in (state["model"]["w3"], state["tied"][0], state["odd [name]*"]):
+        damage(path, payload(tensor))
     return path
 
 
@@ -88,7 +80,7 @@ def test_a_damaged_tensor_with_an_escaped_key_is_skipped(path):
     both = {"a.b": torch.rand(300, generator=generator), "a": {"b": torch.rand(300)}, "c.d": 1}
     with cairn.open(path, mode="a") as store:
         store.save(1, both)
-    damage(path, both["a.b"].numpy().tobytes())
+    damage(path, payload(both["a.b"]))
     with cairn.open(path) as store:
         zeros = torch.zeros(300)
         flat, nested = {"a.b": zeros.clone()}, {"a": {"b": zeros.clone()}, "c": {"d": 0}}
