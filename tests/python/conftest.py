@@ -73,6 +73,13 @@ def unreachable(monkeypatch: pytest.MonkeyPatch) -> cairn.Mirror:
     return cairn.Mirror("s3://bucket/store?endpoint=http://127.0.0.1:9", timeout=0.5)
 
 
+@pytest.fixture(scope="module")
+def shared_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[cairn.Store]:
+    """One store for all examples of a module."""
+    with cairn.open(tmp_path_factory.mktemp("shared") / "store", mode="a") as opened:
+        yield opened
+
+
 @pytest.fixture
 def store(path: Path) -> Iterator[cairn.Store]:
     with cairn.open(path, mode="a", grace=0) as opened:

@@ -19,12 +19,6 @@ import cairn
 PAGE = 65536
 
 
-@pytest.fixture
-def store(tmp_path):
-    with cairn.open(tmp_path / "store", mode="a") as store:
-        yield store
-
-
 def mixed_state():
     large = torch.arange(3_000_000, dtype=torch.float32).view(1000, 3000)
     shared = torch.arange(100_000.0)
