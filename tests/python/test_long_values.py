@@ -12,9 +12,12 @@ import torch
 import torch.distributed.checkpoint as dcp
 from cairn.dcp import CairnReader
 from cairn_testing import assert_same, damage
+from process_suites import PROGRAMS
 from ranks import with_ranks
 
 import cairn
+
+KV_DUMP = PROGRAMS / "kv-dump"
 
 
 def random_bytes(count, seed=0):
@@ -22,8 +25,7 @@ def random_bytes(count, seed=0):
 
 
 def assert_verified(path):
-    program = pathlib.Path(cairn.__file__).parents[2] / "bin/kv-dump"
-    assert subprocess.run([program, "verify", path], timeout=1200).returncode == 0
+    assert subprocess.run([KV_DUMP, "verify", path], timeout=1200).returncode == 0
 
 
 def values():
@@ -37,48 +39,46 @@ def values():
     }
 
 
-def test_a_step_does_not_write_unchanged_long_values(tmp_path):
+def test_a_step_does_not_write_unchanged_long_values(store, path):
     state = {"v": random_bytes(8 << 20), "w": torch.ones(3)}
-    with cairn.open(tmp_path, "a") as store:
-        assert store.save(1, state).written_bytes > 8 << 20
-        assert store.save(2, {**state, "w": torch.zeros(3)}).written_bytes < 1 << 10
-        assert store.save(3, {"v": bytes(state["v"]), "w": torch.zeros(3)}).written_bytes == 0
-        changed = bytearray(state["v"])
-        changed[5_000_000] ^= 1
-        report = store.save(4, {"v": bytes(changed), "w": torch.zeros(3)})
-        assert report.written_bytes == 65536
-        assert store.save_async(5, state).result().written_bytes > 0
-        for step, expected in ((1, state["v"]), (3, state["v"]), (4, changed), (5, state["v"])):
-            assert store.read("v", step=step)["v"] == expected
-        store.delete(1, 2, 3, 4)
-        store.compact(max_dead=0.0)
-        assert store.read()["v"] == state["v"]
-    assert_verified(tmp_path)
+    assert store.save(1, state).written_bytes > 8 << 20
+    assert store.save(2, {**state, "w": torch.zeros(3)}).written_bytes < 1 << 10
+    assert store.save(3, {"v": bytes(state["v"]), "w": torch.zeros(3)}).written_bytes == 0
+    changed = bytearray(state["v"])
+    changed[5_000_000] ^= 1
+    report = store.save(4, {"v": bytes(changed), "w": torch.zeros(3)})
+    assert report.written_bytes == 65536
+    assert store.save_async(5, state).result().written_bytes > 0
+    for step, expected in ((1, state["v"]), (3, state["v"]), (4, changed), (5, state["v"])):
+        assert store.read("v", step=step)["v"] == expected
+    store.delete(1, 2, 3, 4)
+    store.compact(max_dead=0.0)
+    assert store.read()["v"] == state["v"]
+    assert_verified(path)
 
 
 @pytest.mark.parametrize("count", [0, 9, 1 << 20])
-def test_an_io_bytesio_is_saved_as_bytes_and_loaded_as_io_bytesio(tmp_path, count):
+def test_an_io_bytesio_is_saved_as_bytes_and_loaded_as_io_bytesio(store, path, count):
     data = random_bytes(count)
     stream = io.BytesIO(data)
     stream.seek(count // 2)  # the position is not part of a step
     state = {"a": stream, "list": [io.BytesIO(data)], "tuple": (io.BytesIO(data), 1)}
-    with cairn.open(tmp_path, "a") as store:
-        store.save(1, state)
-        store.save_async(2, state).result()
-        assert store.save(3, state).written_bytes == 0  # long values are shared
-        with store.writer(4) as writer:
-            writer.add("a", stream)
-        for step in (1, 2, 3):
-            target = {"a": io.BytesIO(b"x"), "list": [io.BytesIO()], "tuple": (io.BytesIO(), 0)}
-            store.load(target, step=step)
-            for found in (target["a"], target["list"][0], target["tuple"][0]):
-                assert type(found) is io.BytesIO and found.getvalue() == data
-                assert found.tell() == 0
-            assert store.read(step=step) == {"a": data, "list": [data], "tuple": (data, 1)}
-        assert store.read(step=4) == {"a": data}
-        assert stream.tell() == count // 2
+    store.save(1, state)
+    store.save_async(2, state).result()
+    assert store.save(3, state).written_bytes == 0  # long values are shared
+    with store.writer(4) as writer:
+        writer.add("a", stream)
+    for step in (1, 2, 3):
+        target = {"a": io.BytesIO(b"x"), "list": [io.BytesIO()], "tuple": (io.BytesIO(), 0)}
+        store.load(target, step=step)
+        for found in (target["a"], target["list"][0], target["tuple"][0]):
+            assert type(found) is io.BytesIO and found.getvalue() == data
+            assert found.tell() == 0
+        assert store.read(step=step) == {"a": data, "list": [data], "tuple": (data, 1)}
+    assert store.read(step=4) == {"a": data}
+    assert stream.tell() == count // 2
     target = {"a": io.BytesIO()}
-    dcp.load(target, storage_reader=CairnReader(tmp_path, step=2))
+    dcp.load(target, storage_reader=CairnReader(path, step=2))
     assert target["a"].getvalue() == data
 
 
@@ -98,10 +98,9 @@ def test_long_values_of_each_kind_are_loaded(tmp_path):
             store.read("object")
 
 
-def test_the_list_of_keys_has_the_type_and_the_length(tmp_path):
-    with cairn.open(tmp_path, "a") as store:
-        store.save(1, values())
-        keys = store.keys()
+def test_the_list_of_keys_has_the_type_and_the_length(store):
+    store.save(1, values())
+    keys = store.keys()
     assert list(keys) == ["bytes", "text", "int", *(f"limits.{i}" for i in range(4)), "w", "n"]
     info = keys["bytes"]
     assert (info.kind, info.type, info.nbytes, info.value) == ("value", "bytes", 1 << 20, None)
@@ -130,18 +129,6 @@ def test_edits_and_merges_keep_long_values(tmp_path):
         state = store.read()
         assert state["new"]["bytes"] == second["bytes"] and state["other"]["name"] == first["bytes"]
         assert "text" not in state
-
-
-def test_a_damaged_long_value_is_found(tmp_path):
-    state = {"v": random_bytes(100_000), "w": torch.ones(3)}
-    with cairn.open(tmp_path, "a") as store:
-        store.save(1, state)
-    damage(tmp_path, state["v"][70_000:70_100])
-    with cairn.open(tmp_path) as store:
-        with pytest.raises(cairn.errors.Corrupt) as caught:
-            store.read()
-        assert caught.value.key == "v"
-        assert torch.equal(store.read("w")["w"], state["w"])
 
 
 @with_ranks(3)
@@ -184,13 +171,13 @@ def test_a_rank_does_not_send_long_values_that_rank_0_has(rank, path):
         assert store.read(step=2) == found
 
 
-def test_values_that_a_call_does_not_need_are_not_read(tmp_path):
-    first = {"same": random_bytes(50_000), "other": random_bytes(50_000, 1), "w": torch.ones(3)}
+def test_damage_is_found_in_values_that_a_call_needs_and_others_are_not_read(tmp_path):
+    first = {"same": random_bytes(100_000), "other": random_bytes(50_000, 1), "w": torch.ones(3)}
     second = {**first, "other": b"x" * 50_000}
     with cairn.open(tmp_path, "a") as store:
         store.save(1, first)
         store.save(2, second)
-    damage(tmp_path, first["same"])
+    damage(tmp_path, first["same"][70_000:70_100])
     with cairn.open(tmp_path) as store:
         state = dict(first)
         assert store.pull(state, since=1).changed == ("other",)
@@ -199,36 +186,35 @@ def test_values_that_a_call_does_not_need_are_not_read(tmp_path):
         state = {"new": b"", "w": torch.zeros(3)}
         store.load(state, keys=["new", "w"], rename={"^other$": "new"})
         assert state["new"] == second["other"]
-        with pytest.raises(cairn.errors.Corrupt):
-            store.read(rename={"^other$": "new"})
+        for rename in (None, {"^other$": "new"}):
+            with pytest.raises(cairn.errors.Corrupt) as caught:
+                store.read(rename=rename)
+            assert caught.value.key == "same"
         assert store.damaged_keys().keys() == {"same"}
         with pytest.warns(RuntimeWarning, match="skipped: "):
             assert store.read(skip_damaged=True).keys() == {"other", "w"}
 
 
-def test_long_values_are_read_with_progress(tmp_path):
-    with cairn.open(tmp_path, "a") as store:
-        store.save(1, {f"v{i}": random_bytes(12 << 20, i) for i in range(4)})
-        seen = []
-        store.read(progress=lambda *given: seen.append(given))
-        assert {total for _, total in seen} == {48 << 20}
-        with pytest.raises(cairn.errors.Unavailable):
-            store.read(progress=lambda *_: False)
+def test_long_values_are_read_with_progress(store):
+    store.save(1, {f"v{i}": random_bytes(12 << 20, i) for i in range(4)})
+    seen = []
+    store.read(progress=lambda *given: seen.append(given))
+    assert {total for _, total in seen} == {48 << 20}
+    with pytest.raises(cairn.errors.Unavailable):
+        store.read(progress=lambda *_: False)
 
 
-def test_programs_count_and_show_the_chunks_of_long_values(tmp_path):
+def test_programs_count_and_show_the_chunks_of_long_values(store, path):
     def dump(*words):
-        program = pathlib.Path(cairn.__file__).parents[2] / "bin/kv-dump"
-        return json.loads(subprocess.check_output([program, *words, "--json"], timeout=1200))
+        return json.loads(subprocess.check_output([KV_DUMP, *words, "--json"], timeout=1200))
 
-    with cairn.open(tmp_path, "a") as store:
-        for step, size in ((1, 100), (2, 100_000), (3, 100_001), (4, 100)):
-            store.save(step, {"m": {"v": random_bytes(size, step), "w": torch.ones(3)}})
-    (chunk,) = dump("chunks", f"{tmp_path}@2", "m.v")["chunks"]
+    for step, size in ((1, 100), (2, 100_000), (3, 100_001), (4, 100)):
+        store.save(step, {"m": {"v": random_bytes(size, step), "w": torch.ones(3)}})
+    (chunk,) = dump("chunks", f"{path}@2", "m.v")["chunks"]
     assert (chunk["fqn"], chunk["bytes"]) == ("m.v", 100_000)
-    (part,) = dump("space", f"{tmp_path}@3", "--depth", "1")["space"]
+    (part,) = dump("space", f"{path}@3", "--depth", "1")["space"]
     assert (part["tensors"], part["chunks"], part["logical_bytes"]) == (1, 2, 100_013)
-    report = dump("report", tmp_path)
+    report = dump("report", path)
     assert report["tensor_count"] == 1
     assert [module["name"] for module in report["modules"]] == ["", "m", "w"]
     assert report["timeline"]["shared"] == [0, 12, 12, 12]
