@@ -4,7 +4,6 @@ hints of the core are in tests/tools/test_next_steps.py, which runs the programs
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -12,7 +11,7 @@ import torch
 
 import cairn
 
-Call = Callable[[Path], Any]
+Call = Callable[[cairn.Store], Any]
 
 
 class Case(NamedTuple):
@@ -32,28 +31,20 @@ def weight(rows: int = 8, **options: Any) -> dict[str, Any]:
     return {"model": {"weight": torch.zeros(rows, 4, **options)}}
 
 
-def opened(mode: str, call: Callable[..., Any], *args: Any, **options: Any) -> Call:
-    def run(folder: Path) -> Any:
-        with cairn.open(folder / "store", mode=mode) as store:
-            return call(store, *args, **options)
-
-    return run
-
-
 def load(given: dict[str, Any], **options: Any) -> Call:
-    return opened("r", cairn.Store.load, given, **options)
+    return lambda store: store.load(given, **options)
 
 
 SHAPES = "'model.weight' is float32 [8, 4] in step 100"
 CASES = {
     "pattern": Case(
-        opened("r", cairn.Store.read, "modle"), cairn.NotFound,
-        ("step 100", "modle", "did you mean 'model'?"), opened("r", cairn.Store.read, "model"),
+        lambda store: store.read("modle"), cairn.NotFound,
+        ("step 100", "modle", "did you mean 'model'?"), lambda store: store.read("model"),
     ),
     "key": Case(
-        opened("r", cairn.Store.read_slice, "model.wieght", []), cairn.NotFound,
+        lambda store: store.read_slice("model.wieght", []), cairn.NotFound,
         ("step 100", "model.wieght", "did you mean 'model.weight'?"),
-        opened("r", cairn.Store.read_slice, "model.weight", []),
+        lambda store: store.read_slice("model.weight", []),
     ),
     "dtype": Case(
         load(weight(dtype=torch.bfloat16), strict=False), cairn.Invalid,
@@ -82,7 +73,7 @@ CASES = {
     ),
     "another prefix": Case(
         load({"net": state()}), cairn.NotFound,
-        ("step 100 lacks 'net.model.weight'", "pass rename={{'^': 'net.'}}"),
+        ("step 100 lacks 'net.model.weight'", "pass rename={'^': 'net.'}"),
         load({"net": state()}, rename={"^": "net."}),
     ),
     "nothing matches": Case(
@@ -99,14 +90,13 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_each_error_names_what_where_and_the_next_thing_to_try(name, tmp_path):
-    with cairn.open(tmp_path / "store", mode="a") as store:
-        store.save(100, state())
+def test_each_error_names_what_where_and_the_next_thing_to_try(name, store):
+    store.save(100, state())
     case = CASES[name]
 
     with pytest.raises(case.kind) as caught:
-        case.call(tmp_path)
+        case.call(store)
 
     text = str(caught.value)
-    assert [part for part in case.words if part.format(folder=tmp_path) not in text] == [], text
-    case.fix(tmp_path)
+    assert [part for part in case.words if part not in text] == [], text
+    case.fix(store)
