@@ -420,9 +420,8 @@ def test_what_cannot_be_combined_with_a_conversion_is_refused(store):
     assert store.read(dtype="float64")["array"].dtype == np.float64
 
 
-def test_a_damaged_chunk_is_reported_under_its_stored_name(path):
-    with cairn.open(path, mode="a") as store:
-        store.save(1, {"old": torch.randn(1 << 20)})
+def test_a_damaged_chunk_is_reported_under_its_stored_name(store, path):
+    store.save(1, {"old": torch.randn(1 << 20)})
     flip_byte(segment_files(path)[0], 1 << 20)
 
     with cairn.open(path) as store, pytest.raises(cairn.Corrupt, match="old"):

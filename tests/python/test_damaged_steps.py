@@ -103,22 +103,21 @@ def test_ranks_skip_the_same_keys(rank, damaged):
         assert set(report.skipped) == DAMAGED
 
 
-def test_a_scrub_finds_damage_and_new_steps(path):
-    with cairn.open(path, mode="a") as store:
-        store.save(1, {"w": torch.arange(100_000)})
-        with store.scrub(max_rate=0, every=0.01) as scrub:
-            wait_until(lambda: scrub.passes >= 2)
-            assert scrub.damage == () and scrub.damage_count == 0 and scrub.error is None
-            store.save(2, {"w": torch.arange(100_000) * 2})
-            for segment in segment_files(path):
-                flip_byte(segment, 5000)
-            wait_until(lambda: scrub.damage_count == 2)
-            assert all(isinstance(error, cairn.Corrupt) for error in scrub.damage)
-            assert "w" in {error.key for error in scrub.damage}
-        passes = scrub.passes
-        assert not scrub.is_running
-        scrub.stop()
-        assert scrub.passes == passes
+def test_a_scrub_finds_damage_and_new_steps(store, path):
+    store.save(1, {"w": torch.arange(100_000)})
+    with store.scrub(max_rate=0, every=0.01) as scrub:
+        wait_until(lambda: scrub.passes >= 2)
+        assert scrub.damage == () and scrub.damage_count == 0 and scrub.error is None
+        store.save(2, {"w": torch.arange(100_000) * 2})
+        for segment in segment_files(path):
+            flip_byte(segment, 5000)
+        wait_until(lambda: scrub.damage_count == 2)
+        assert all(isinstance(error, cairn.Corrupt) for error in scrub.damage)
+        assert "w" in {error.key for error in scrub.damage}
+    passes = scrub.passes
+    assert not scrub.is_running
+    scrub.stop()
+    assert scrub.passes == passes
 
 
 def test_a_scrub_outlives_the_handle_and_reports_how_far_its_pass_is(path):

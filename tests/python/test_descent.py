@@ -56,34 +56,32 @@ def test_a_step_continues_from_what_was_saved_or_loaded_last(path):
         assert_child(save(store, 14), second)
 
 
-def test_an_asynchronous_save_continues_from_what_was_loaded_before_it_was_called(path):
-    with cairn.open(path, mode="a") as store:
-        first, second = save(store, 1), save(store, 2)
-        for step in range(3, 20):
-            state = make_state(step)
-            handle = store.save_async(step, state)
-            store.load(state, step=1)  # often before the save begins to write
-            handle.result()
-            assert_child(store.step_info(step), first if step > 3 else second)
+def test_an_asynchronous_save_continues_from_what_was_loaded_before_it_was_called(store):
+    first, second = save(store, 1), save(store, 2)
+    for step in range(3, 20):
+        state = make_state(step)
+        handle = store.save_async(step, state)
+        store.load(state, step=1)  # often before the save begins to write
+        handle.result()
+        assert_child(store.step_info(step), first if step > 3 else second)
 
 
-def test_the_caller_names_the_parent_and_the_run(path):
-    with cairn.open(path, mode="a") as store:
-        first, second = save(store, 1), save(store, 2)
-        fork = save(store, 3, parent=1, run=RUN)
-        assert (fork.parent, fork.run) == (second.parent, RUN)
-        assert_child(save(store, 4), fork)
-        store.save_async(5, make_state(), tuning=SaveTuning(parent=1)).result()
-        assert_child(store.step_info(5), first)
-        with store.writer(6, tuning=SaveTuning(parent=2, run=RUN)) as writer:
-            writer.add("w", torch.ones(3))
-        assert (store.step_info(6).parent.step, store.step_info(6).run) == (2, RUN)
-        with pytest.raises(cairn.NotFound, match="parent"):
-            save(store, 7, parent=9)
-        for run in ("7", RUN + "7", b"7" * 16, 7):
-            with pytest.raises(cairn.Invalid, match="32 hex digits"):
-                save(store, 7, run=run)
-        assert store.steps()[-1] == 6
+def test_the_caller_names_the_parent_and_the_run(store):
+    first, second = save(store, 1), save(store, 2)
+    fork = save(store, 3, parent=1, run=RUN)
+    assert (fork.parent, fork.run) == (second.parent, RUN)
+    assert_child(save(store, 4), fork)
+    store.save_async(5, make_state(), tuning=SaveTuning(parent=1)).result()
+    assert_child(store.step_info(5), first)
+    with store.writer(6, tuning=SaveTuning(parent=2, run=RUN)) as writer:
+        writer.add("w", torch.ones(3))
+    assert (store.step_info(6).parent.step, store.step_info(6).run) == (2, RUN)
+    with pytest.raises(cairn.NotFound, match="parent"):
+        save(store, 7, parent=9)
+    for run in ("7", RUN + "7", b"7" * 16, 7):
+        with pytest.raises(cairn.Invalid, match="32 hex digits"):
+            save(store, 7, run=run)
+    assert store.steps()[-1] == 6
 
 
 def test_a_load_from_a_fallback_store_counts(path, tmp_path):

@@ -100,9 +100,8 @@ def test_plain_values_are_saved_and_loaded_without_numpy_and_torch_and_libcurl(p
     )
 
 
-def test_a_process_that_has_not_imported_numpy_reads_arrays(path):
-    with cairn.open(path, mode="a") as store:
-        store.save(1, {"array": np.arange(6.0).reshape(2, 3), "scalar": np.float32(2.5)})
+def test_a_process_that_has_not_imported_numpy_reads_arrays(store, path):
+    store.save(1, {"array": np.arange(6.0).reshape(2, 3), "scalar": np.float32(2.5)})
 
     run_python(
         """

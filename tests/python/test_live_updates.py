@@ -18,10 +18,7 @@ PAGE = 64 << 10
 
 def make_state(seed: int = 0) -> dict:
     generator = torch.Generator().manual_seed(seed)
-    model = {
-        f"layers.{i}.weight": torch.randn(256, 1024, generator=generator, dtype=torch.float32)
-        for i in range(8)
-    }
+    model = {f"layers.{i}.weight": torch.randn(256, 1024, generator=generator) for i in range(8)}
     return {
         "model": model,
         "tied": model["layers.0.weight"],

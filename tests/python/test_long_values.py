@@ -108,23 +108,22 @@ def test_the_list_of_keys_has_the_type_and_the_length(store):
     assert (keys["limits.0"].value, keys["limits.1"].value) == (b"x" * 4096, None)
 
 
-def test_edits_and_merges_keep_long_values(tmp_path):
+def test_edits_and_merges_keep_long_values(store, path, tmp_path):
     first = values()
     second = {**first, "bytes": random_bytes(1 << 20, 1), "text": first["text"] + "."}
-    with cairn.open(tmp_path / "store", "a") as store:
-        store.save(1, first)
-        store.save(2, second)
-        store.edit(1, into=3, rename={"bytes": "other.name"}, drop="text")
-        store.edit(3, into=4, graft_from=2, graft="bytes", under="new")
-        store.merge([1, 2], into=5)
-        store.fork(4, to=tmp_path / "copy")
-        assert store.read(step=4)["other"]["name"] == first["bytes"]
-        assert_same(store.read(step=5), second)
-        assert store.diff(1, 2).changed == ("bytes", "text")
-        assert store.diff(1, 2).changes[0].changed_bytes == 1 << 20
-        assert store.diff(2, 5).changes == ()
-        store.delete(1, 2, 5)
-    assert_verified(tmp_path / "store")
+    store.save(1, first)
+    store.save(2, second)
+    store.edit(1, into=3, rename={"bytes": "other.name"}, drop="text")
+    store.edit(3, into=4, graft_from=2, graft="bytes", under="new")
+    store.merge([1, 2], into=5)
+    store.fork(4, to=tmp_path / "copy")
+    assert store.read(step=4)["other"]["name"] == first["bytes"]
+    assert_same(store.read(step=5), second)
+    assert store.diff(1, 2).changed == ("bytes", "text")
+    assert store.diff(1, 2).changes[0].changed_bytes == 1 << 20
+    assert store.diff(2, 5).changes == ()
+    store.delete(1, 2, 5)
+    assert_verified(path)
     with cairn.open(tmp_path / "copy") as store:
         state = store.read()
         assert state["new"]["bytes"] == second["bytes"] and state["other"]["name"] == first["bytes"]
