@@ -163,6 +163,19 @@ def state_of(step: int) -> dict[str, Any]:
 
 def segment_files(store: Path) -> list[Path]:
     return sorted((store / "segments").iterdir())
+class Stateful:
+    """An object whose state is what it was given."""
+
+    def __init__(self, **state: Any) -> None:
+        self.state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self.state)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+
 
 
 def flip_byte(file: Path, offset: int) -> None:

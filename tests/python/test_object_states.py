@@ -12,8 +12,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from cairn_testing import assert_same
-from ranks import run_on_ranks
+from cairn_testing import Stateful, assert_same
+from ranks import run_on_ranks, with_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -317,30 +317,13 @@ def test_a_new_optimizer_of_another_number_of_ranks_continues(path, world_size):
     run_on_ranks(load_sharded, path, world_size=world_size)
 
 
-class OfRank:
-    """An object of which each rank has other keys, as the stages of a pipeline do."""
-
-    def __init__(self, rank: int) -> None:
-        self.parts: dict[str, Any] = {f"rank{rank}": {"values": [torch.full((2,), rank)] * rank}}
-
-    def state_dict(self) -> dict[str, Any]:
-        return dict(self.parts)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.parts = dict(state)
-
-
-def load_of_rank(rank: int, path: Any) -> list[str]:
+@with_ranks(2)
+def test_a_rank_receives_nothing_that_only_others_have(rank, path):
+    """Each rank has other keys of an object, as the stages of a pipeline do."""
+    name = f"rank{rank}"
     with cairn.open(path, mode="a") as store:
-        part = OfRank(rank)
-        part.parts[f"rank{rank}"]["step"] = 1
+        part = Stateful(**{name: {"values": [torch.full((2,), rank)] * rank, "step": 1}})
         store.save(1, {"part": part})
-        new = OfRank(rank)
-        new.parts[f"rank{rank}"] = {"values": [], "step": 0}
+        new = Stateful(**{name: {"values": [], "step": 0}})
         store.load({"part": new})
-        assert_same(new.parts, part.parts)
-        return list(new.parts)
-
-
-def test_a_rank_receives_nothing_that_only_others_have(path):
-    assert run_on_ranks(load_of_rank, path, world_size=2) == [["rank0"], ["rank1"]]
+        assert_same(new.state, part.state)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from cairn_testing import assert_same, damage, payload
+from cairn_testing import Stateful, assert_same, damage, payload
 from ranks import with_ranks
 from test_object_states import Average, WithExtraState, new_model, sharded_model, train
 from torch.testing._internal.two_tensor import TwoTensor
@@ -18,19 +18,6 @@ from torch.testing._internal.two_tensor import TwoTensor
 import cairn
 import cairn.torch
 from cairn._tensors import subclass_registry
-
-
-class Object:
-    """An object whose state is what it was given."""
-
-    def __init__(self, **state: Any) -> None:
-        self.state = state
-
-    def state_dict(self) -> dict[str, Any]:
-        return dict(self.state)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.state = state
 
 
 def trained(steps: int, make: Any = torch.optim.AdamW, **options: Any) -> tuple[Any, Any]:
@@ -51,7 +38,7 @@ def test_a_replaced_worker_receives_what_the_survivors_have(rank, path):
         average = Average()
         for step in range(steps):
             average.update(model, step)
-        nested = Object(optimizer=optimizer.state_dict(), best={"loss": 1.5} if steps else None)
+        nested = Stateful(optimizer=optimizer.state_dict(), best={"loss": 1.5} if steps else None)
         return {
             "model": model,
             "optimizer": optimizer,
@@ -59,7 +46,7 @@ def test_a_replaced_worker_receives_what_the_survivors_have(rank, path):
             "ema": average,
             "nested": nested,
             "extra": WithExtraState({"amax": torch.ones(3), "n": [1, 2]} if steps else None),
-            "lazy": Object(**({"n": 1, "w": torch.ones(2)} if steps else {})),
+            "lazy": Stateful(**({"n": 1, "w": torch.ones(2)} if steps else {})),
         }
 
     with cairn.open(path, mode="a") as store:
@@ -102,11 +89,11 @@ def test_stages_of_a_pipeline_receive_their_own_parts(rank, path):
         model, optimizer = trained(2)
         name = f"optimizer.{stage}"
         own = shadow(f"{stage}.a", f"{stage}.b", value=stage)
-        store.save(1, {name: optimizer, "ema": Object(n=1, shadow=own)})
+        store.save(1, {name: optimizer, "ema": Stateful(n=1, shadow=own)})
 
         for new in ((0,), (0, 1), (0, 1, 2, 3)):  # of which ranks the optimizer is new
             given = trained(0 if rank in new else 1)[1]
-            average = Object(n=0, shadow={key: torch.zeros(2) for key in own})
+            average = Stateful(n=0, shadow={key: torch.zeros(2) for key in own})
             report = store.load({name: given, "ema": average})
             assert (report.missing, report.unexpected) == ((), ())
             assert_same(given.state_dict(), optimizer.state_dict())
@@ -115,7 +102,7 @@ def test_stages_of_a_pipeline_receive_their_own_parts(rank, path):
         # One of the ranks of a stage has nothing, or a part of what the other one has.
         for names in ((), (f"{stage}.a",)):
             given = own if rank != 1 else shadow(*names)
-            average = Object(n=0, shadow=dict(given))
+            average = Stateful(n=0, shadow=dict(given))
             with pytest.raises(cairn.Invalid, match=r"'ema\.shadow' of this rank .* part"):
                 store.load({"ema": average}, keys="ema")
             assert average.state["n"] == 0
@@ -123,18 +110,18 @@ def test_stages_of_a_pipeline_receive_their_own_parts(rank, path):
             assert average.state["n"] == 1 and average.state["shadow"].keys() == given.keys()
 
         # Nobody has a key, and it is not known whose it is.
-        store.save(2, {"ema": Object(shadow={**own, "2.a": torch.ones(2)})})
+        store.save(2, {"ema": Stateful(shadow={**own, "2.a": torch.ones(2)})})
         with pytest.raises(cairn.Invalid, match=r"lacks 'ema\.shadow\.2\.a' of step 2"):
-            store.load({"ema": Object(shadow=dict(own))})
+            store.load({"ema": Stateful(shadow=dict(own))})
 
 
 @with_ranks(4)
 def test_a_container_of_optimizers_with_flat_names_is_refused_if_it_lacks_states(rank, path):
     """As torchtitan's, whose state dicts have flat names."""
 
-    def made(stage: int, has_state: bool) -> Object:
+    def made(stage: int, has_state: bool) -> Stateful:
         state = {f"state.{stage}.w.m": torch.full((2,), stage)} if has_state else {}
-        return Object(**{f"param_groups.{stage}.w.lr": 0.1}, **state)
+        return Stateful(**{f"param_groups.{stage}.w.lr": 0.1}, **state)
 
     stage = rank // 2
     with cairn.open(path, mode="a") as store:
@@ -152,11 +139,12 @@ def test_a_container_of_optimizers_with_flat_names_is_refused_if_it_lacks_states
 @with_ranks(2)
 def test_ranks_that_have_the_same_parts_receive_new_ones(rank, path):
     with cairn.open(path, mode="a") as store:
-        want = Object(shadow=shadow("a", "b"), losses=[torch.ones(2), torch.ones(3)], new={"n": 1})
+        losses = [torch.ones(2), torch.ones(3)]
+        want = Stateful(shadow=shadow("a", "b"), losses=losses, new={"n": 1})
         store.save(1, {"ema": want})
         for names in (("a",), ("a", "b")):
             losses = [torch.zeros(2)] * rank  # a list is one value
-            given = Object(shadow=shadow(*names, value=0), losses=losses, new=None)
+            given = Stateful(shadow=shadow(*names, value=0), losses=losses, new=None)
             store.load({"ema": given})
             assert_same(given.state, want.state)
 
@@ -262,16 +250,16 @@ def test_a_damaged_part_that_an_object_lacks_is_left_out(store, world):
     w = torch.randn(3)
     losses = [torch.randn(n + 2) for n in range(3)]
     lazy = {"a": torch.randn(5), "b": [1, 2], "text": "y" * 5000}
-    average = Object(shadow={"w": w, "v": w + 1}, losses=losses, more={"lazy": lazy}, n=3)
+    average = Stateful(shadow={"w": w, "v": w + 1}, losses=losses, more={"lazy": lazy}, n=3)
     store.save(2, {"optimizer": optimizer, "ema": average})
     damaged = (optimizer.state_dict()["state"][1]["exp_avg"], w, losses[2], lazy["a"])
     for tensor in damaged:
         damage(Path(store.address), payload(tensor))
 
     optimizer_given = trained(0 if world == "new" else 1)[1]
-    given = Object(shadow={}, losses=[torch.zeros(2)], more={}, n=0)
+    given = Stateful(shadow={}, losses=[torch.zeros(2)], more={}, n=0)
     if world == "old":
-        given = Object(shadow=shadow("w"), losses=list(losses), more={"lazy": None}, n=0)
+        given = Stateful(shadow=shadow("w"), losses=list(losses), more={"lazy": None}, n=0)
     report = store.load({"optimizer": optimizer_given, "ema": given}, skip_damaged=True)
 
     state = optimizer_given.state_dict()["state"]
@@ -304,11 +292,11 @@ def two(monkeypatch):
 
 
 def test_a_tensor_subclass_with_a_damaged_part_is_left_out(store, two):
-    store.save(1, {"o": Object(part={"two": two(1), "n": 1})})
+    store.save(1, {"o": Stateful(part={"two": two(1), "n": 1})})
     damage(Path(store.address), payload(two(1).b))
     old = two(0)
     for part in ({}, {"two": old}, {"two": torch.zeros(2)}):
-        given = Object(part=dict(part))
+        given = Stateful(part=dict(part))
         report = store.load({"o": given}, skip_damaged=True)
         # A tensor of another kind is not kept: the step does not have it.
         assert given.state["part"] == {**{k: v for k, v in part.items() if v is old}, "n": 1}
@@ -317,10 +305,10 @@ def test_a_tensor_subclass_with_a_damaged_part_is_left_out(store, two):
 
 
 def test_a_tensor_subclass_may_be_new_or_dropped_or_another_kind_or_loaded_in_part(store, two):
-    store.save(1, {"o": Object(part={"two": two(1), "n": 1})})
-    store.save(2, {"o": Object(part={"n": 2})})
-    store.save(3, {"o": Object(part={"two": {"a": torch.ones(5), "c": 1}, "n": 3})})
-    given = Object(part={"n": 0})
+    store.save(1, {"o": Stateful(part={"two": two(1), "n": 1})})
+    store.save(2, {"o": Stateful(part={"n": 2})})
+    store.save(3, {"o": Stateful(part={"two": {"a": torch.ones(5), "c": 1}, "n": 3})})
+    given = Stateful(part={"n": 0})
     for step in (1, 1, 2, 3, 1, 3):
         store.load({"o": given}, step)
         part = dict(given.state["part"])
@@ -333,20 +321,20 @@ def test_a_tensor_subclass_may_be_new_or_dropped_or_another_kind_or_loaded_in_pa
             assert_same(part, {"two": {"a": torch.ones(5), "c": 1}})
 
     for keys in ("o.part.two.a", ["o.part.two", "!o.part.two.b"]):
-        given = Object(part={"two": two(0)})
+        given = Stateful(part={"two": two(0)})
         store.load({"o": given}, 1, keys=keys)
         assert_same(
             [given.state["part"]["two"].a, given.state["part"]["two"].b], [two(1).a, two(0).b]
         )
     with pytest.raises(cairn.Invalid, match=r"lacks 'o\.part\.two\."):
-        store.load({"o": Object(part={})}, 1, keys=keys)
+        store.load({"o": Stateful(part={})}, 1, keys=keys)
 
 
 def test_a_tensor_subclass_of_tensor_subclasses_is_new_or_filled(store, two):
-    store.save(1, {"o": Object(part={"four": TwoTensor(two(1), two(2))})})
+    store.save(1, {"o": Stateful(part={"four": TwoTensor(two(1), two(2))})})
     old = TwoTensor(two(0), two(0))
     for part in ({}, {"four": old}):
-        given = Object(part=part)
+        given = Stateful(part=part)
         store.load({"o": given})
         four = given.state["part"]["four"]
         inner = [four.a.a, four.a.b, four.b.a, four.b.b]
@@ -354,7 +342,7 @@ def test_a_tensor_subclass_of_tensor_subclasses_is_new_or_filled(store, two):
     assert old.a.a[0] == 1.5
 
 
-class Counted:
+class Counted(Stateful):
     """An object whose state is not a dict."""
 
     def __init__(self, state: Any) -> None:
@@ -362,9 +350,6 @@ class Counted:
 
     def state_dict(self) -> Any:
         return self.state
-
-    def load_state_dict(self, state: Any) -> None:
-        self.state = state
 
 
 @pytest.mark.parametrize("old", [0, torch.zeros(3), torch.zeros(2), [], (1, 2, 3), {"a": 1}, None])
@@ -380,8 +365,8 @@ def test_a_state_may_have_any_form(store, old, new):
 
 
 def test_a_file_in_memory_remains_one(store):
-    store.save(1, {"o": Object(short=io.BytesIO(b"1"), long=io.BytesIO(bytes(10_000)))})
-    given = Object(short=io.BytesIO(), long=io.BytesIO())
+    store.save(1, {"o": Stateful(short=io.BytesIO(b"1"), long=io.BytesIO(bytes(10_000)))})
+    given = Stateful(short=io.BytesIO(), long=io.BytesIO())
     store.load({"o": given})
     assert given.state["short"].read() == b"1" and len(given.state["long"].read()) == 10_000
 
@@ -400,26 +385,26 @@ def test_an_extra_state_that_is_damaged_and_has_another_form_is_refused(store):
 
 @pytest.mark.parametrize("given", [{1: 0, "1": 0}, {}])
 def test_keys_of_one_text_are_refused(store, given):
-    store.save(1, {"o": Object(part={1: 3, "1": 4})})
+    store.save(1, {"o": Stateful(part={1: 3, "1": 4})})
     with pytest.raises(cairn.Invalid, match=r"'o\.part'.* 1 and '1'"):
-        store.load({"o": Object(part=given)})
+        store.load({"o": Stateful(part=given)})
 
 
 @pytest.mark.parametrize("names", [("w", "module.w"), ("module.w", "_orig_mod.w")])
 def test_keys_that_differ_by_wrappers_are_refused(store, names):
     state = {name: torch.ones(2) for name in names}
-    store.save(1, {"o": Object(part=dict(state)), "other": 1})
+    store.save(1, {"o": Stateful(part=dict(state)), "other": 1})
     for given in ({}, dict(state), {"w": torch.zeros(2)}):
         with pytest.raises(cairn.Invalid, match=f"{names[0]}'.*and.*'.*{names[1]}|{names[1]}"):
-            store.load({"o": Object(part=given)}, keys="o", strip_wrappers=True)
-    store.load({"o": Object(part=dict(state))}, keys="o")
+            store.load({"o": Stateful(part=given)}, keys="o", strip_wrappers=True)
+    store.load({"o": Stateful(part=dict(state))}, keys="o")
 
 
 def test_parts_that_are_not_selected_keep_their_values(store):
     model, optimizer = trained(2)
-    average = Object(shadow={"module.w": torch.ones(3)}, n=1, losses=[1, 2], size=torch.Size([1]))
+    average = Stateful(shadow={"module.w": torch.ones(3)}, n=1, losses=[1, 2], size=torch.Size([1]))
     store.save(2, {"model": model, "optimizer": optimizer, "ema": average})
-    given = Object(shadow={"w": torch.zeros(2)}, n=0, losses=[3], size=torch.Size([2]))
+    given = Stateful(shadow={"w": torch.zeros(2)}, n=0, losses=[3], size=torch.Size([2]))
     new = torch.optim.AdamW(new_model().parameters(), lr=0.5)
     state = {"model": model, "optimizer": new, "ema": given}
     for strip in (False, True):
@@ -433,8 +418,8 @@ def test_parts_that_are_not_selected_keep_their_values(store):
 
 def test_a_part_may_have_another_form_in_the_step(store):
     long = "x" * 10_000
-    store.save(1, {"o": Object(text=long, part={"a.b": torch.ones(2), "a.c": 1}, n={"k": 1})})
-    given = Object(text={}, part={"a": {"b": torch.zeros(2)}}, n=3)
+    store.save(1, {"o": Stateful(text=long, part={"a.b": torch.ones(2), "a.c": 1}, n={"k": 1})})
+    given = Stateful(text={}, part={"a": {"b": torch.zeros(2)}}, n=3)
     store.load({"o": given})
     assert given.state["text"] == long and given.state["n"] == {"k": 1}
     part = given.state["part"]

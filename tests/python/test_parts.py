@@ -6,24 +6,10 @@ from collections import OrderedDict
 
 import pytest
 import torch
-from cairn_testing import assert_same
+from cairn_testing import Stateful, assert_same
 from torch import nn
 
 import cairn
-
-
-class Counter:
-    """A Stateful that is not a module."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self.history = torch.arange(count)
-
-    def state_dict(self):
-        return {"count": self.count, "history": self.history}
-
-    def load_state_dict(self, state_dict):
-        self.count, self.history = state_dict["count"], state_dict["history"]
 
 
 def net(seed: int = 0) -> nn.Sequential:
@@ -33,28 +19,26 @@ def net(seed: int = 0) -> nn.Sequential:
     )
 
 
-def same_parameters(a: nn.Module, b: nn.Module) -> bool:
-    return all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values()))
-
-
 def test_stateful_values_give_and_take_their_state_dict(store):
     model, optimizer = net(1), torch.optim.Adam(net(1).parameters())
-    state = {"model": model, "optimizer": optimizer, "loader": Counter(3), "epoch": 7, "at": (1, 2)}
+    loader = Stateful(count=3, history=torch.arange(3))
+    state = {"model": model, "optimizer": optimizer, "loader": loader, "epoch": 7, "at": (1, 2)}
     store.save(1, state)
     assert_same(store.read()["loader"], {"count": 3, "history": torch.arange(3)})
     assert_same(store.read()["model"], model.state_dict())
 
-    other, loader = net(2), Counter(3)
-    loader.count = 99
+    other = net(2)
+    loader.state["count"] = 99
     target = {"model": other, "optimizer": optimizer, "loader": loader, "epoch": 0, "at": (0, 0)}
     store.load(target)
-    assert same_parameters(other, model) and loader.count == 3
+    assert_same(other.state_dict(), model.state_dict())
+    assert loader.state["count"] == 3
     assert target["epoch"] == 7 and target["at"] == (1, 2)
     assert target["model"] is other and target["loader"] is loader
 
 
 def test_only_objects_at_the_top_level_are_stateful(store):
-    for state, key in (({"a": {"b": Counter(1)}}, "a.b"), ({"a": Counter}, "a")):
+    for state, key in (({"a": {"b": Stateful()}}, "a.b"), ({"a": Stateful}, "a")):
         with pytest.raises(cairn.Invalid) as refused:
             store.save(1, state)
         assert refused.value.key == key
@@ -66,7 +50,7 @@ def test_a_meta_module_gets_memory(store):
     with torch.device("meta"):
         empty = net()
     store.load({"model": empty})
-    assert same_parameters(empty, model)
+    assert_same(empty.state_dict(), model.state_dict())
     assert empty.head.weight.requires_grad and not empty.encoder[1].running_mean.requires_grad
 
 
@@ -120,7 +104,7 @@ def test_a_submodule_is_loaded_without_its_prefix(store):
     other = net(2)
     report = store.load(other.encoder.state_dict(), prefix="model.encoder")
     assert report.missing == report.unexpected == ()
-    assert same_parameters(other.encoder, model.encoder)
+    assert_same(other.encoder.state_dict(), model.encoder.state_dict())
     assert not torch.equal(other.head.weight, model.head.weight)
     # A part of the part, by patterns relative to it; a prefix may end in the separator.
     third = net(3)
@@ -145,7 +129,7 @@ def test_a_submodule_is_saved_under_its_prefix(store):
     other = net(2)
     report = store.load({"model": other}, step=1, strict=False)
     assert report.missing == ("model.head.weight", "model.head.bias")
-    assert same_parameters(other.encoder, model.encoder)
+    assert_same(other.encoder.state_dict(), model.encoder.state_dict())
 
 
 def test_prefixes_with_wildcards_in_their_names_mean_themselves(store):

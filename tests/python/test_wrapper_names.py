@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from cairn_testing import assert_same
+from cairn_testing import Stateful, assert_same
 
 import cairn
 
@@ -81,21 +79,15 @@ def test_stripped_names_are_selected_renamed_and_below_a_prefix(store):
 
 
 def test_an_object_with_names_of_parameters_keeps_its_own(store):
-    class Average:
-        def __init__(self, model: torch.nn.Module) -> None:
-            self.shadow = dict(model.state_dict())
+    def average(model: torch.nn.Module) -> Stateful:
+        return Stateful(shadow=dict(model.state_dict()))
 
-        def state_dict(self) -> dict[str, Any]:
-            return {"shadow": dict(self.shadow)}
-
-        def load_state_dict(self, state: dict[str, Any]) -> None:
-            self.shadow = state["shadow"]
-
-    store.save(1, {"ema": Average(wrapped("module", seed=1))})
-    average = Average(new_model())
-    store.load({"ema": average}, strip_wrappers=True)
-    assert list(average.shadow) == list(new_model().state_dict())
-    assert_same(average.shadow["0.weight"], new_model(1)[0].weight.detach())
+    store.save(1, {"ema": average(wrapped("module", seed=1))})
+    given = average(new_model())
+    store.load({"ema": given}, strip_wrappers=True)
+    shadow = given.state["shadow"]
+    assert list(shadow) == list(new_model().state_dict())
+    assert_same(shadow["0.weight"], new_model(1)[0].weight.detach())
 
 
 def test_two_keys_that_differ_only_by_wrappers_are_refused_unless_one_is_exact(store):
