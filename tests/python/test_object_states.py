@@ -147,22 +147,6 @@ def test_a_new_scheduler_continues_bit_for_bit(store, name):
     assert rates(optimizer, scheduler, 3, 8) == want
 
 
-def test_a_new_grad_scaler_continues(store):
-    scaler = torch.amp.GradScaler("cpu", growth_interval=2)
-    weight = torch.nn.Parameter(torch.ones(2))
-    optimizer = torch.optim.SGD([weight], lr=0.1)
-    for _ in range(3):
-        scaler.scale(weight.sum()).backward()
-        scaler.step(optimizer)
-        scaler.update()
-    store.save(3, {"scaler": scaler})
-
-    new = torch.amp.GradScaler("cpu", growth_interval=2)
-    store.load({"scaler": new})
-
-    assert new.state_dict() == scaler.state_dict() != torch.amp.GradScaler("cpu").state_dict()
-
-
 class Average:
     """The moving averages of parameters, which exist from the first update on."""
 
