@@ -16,11 +16,10 @@ def state(value: float = 1.0) -> dict:
 
 
 @pytest.fixture
-def store(tmp_path):
-    with cairn.open(tmp_path / "store", mode="a") as opened:
-        opened.save(1, state())
-        opened.save(2, state(2.0))
-        yield opened
+def store(store):
+    store.save(1, state())
+    store.save(2, state(2.0))
+    return store
 
 
 def unchanged(store):

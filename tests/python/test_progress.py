@@ -193,24 +193,23 @@ def test_the_waits_for_mirrors_follow_the_copies(copied, tmp_path, monkeypatch):
     assert steps_of(tmp_path / "mirror") == [9, 10]
 
 
-def test_a_writer_counts_all_that_was_added(tmp_path):
+def test_a_writer_counts_all_that_was_added(store):
     follow, seen, answers = follower()
     part = torch.randn(8 << 20)
-    with cairn.open(tmp_path / "store", mode="a") as store:
-        with store.writer(1, tuning=COMPRESSED, progress=follow) as writer:
-            for added in range(1, 100):
-                writer.add(f"large.{added}", part)
-                if seen and seen[-1][0] > part.nbytes:
-                    break
-        counts = [done for done, _ in seen]
-        assert counts == sorted(counts)
-        assert all(0 < count <= added * part.nbytes for count in counts)
-        assert {total for _, total in seen} == {0}
-        answers.append(False)
-        with pytest.raises(cairn.Unavailable), store.writer(2, progress=follow) as writer:
-            for i in range(10_000):
-                writer.add(f"small.{i}", part[:100_000])
-        assert store.steps() == [1]
+    with store.writer(1, tuning=COMPRESSED, progress=follow) as writer:
+        for added in range(1, 100):
+            writer.add(f"large.{added}", part)
+            if seen and seen[-1][0] > part.nbytes:
+                break
+    counts = [done for done, _ in seen]
+    assert counts == sorted(counts)
+    assert all(0 < count <= added * part.nbytes for count in counts)
+    assert {total for _, total in seen} == {0}
+    answers.append(False)
+    with pytest.raises(cairn.Unavailable), store.writer(2, progress=follow) as writer:
+        for i in range(10_000):
+            writer.add(f"small.{i}", part[:100_000])
+    assert store.steps() == [1]
 
 
 @with_ranks(2)
