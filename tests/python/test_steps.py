@@ -11,13 +11,6 @@ from cairn_testing import assert_same, flip_byte, segment_files
 
 import cairn
 
-MIB = 1 << 20
-PAGE = 64 << 10
-
-
-def model() -> dict:
-    return {f"layer{i}": torch.randn(256, 1024) for i in range(8)} | {"epoch": 0}
-
 
 def test_diff(store):
     state = {"same": torch.ones(3), "changed": torch.ones(3), "gone": torch.ones(2), "v": 1}
