@@ -33,16 +33,6 @@ import cairn.state_dict
 import cairn.torch  # noqa: F401
 
 
-def receive(connection: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        part = connection.recv(count - len(data))
-        if not part:
-            raise EOFError("the client has gone")
-        data += part
-    return data
-
-
 def serve(path: str) -> types.CodeType:
     """Serves until the client exits. Returns only in a child: the program that it is to run."""
     listener = socket.socket(socket.AF_UNIX)
@@ -62,7 +52,8 @@ def serve(path: str) -> types.CodeType:
                 continue
             connection, _ = listener.accept()
             header, descriptors, *_ = socket.recv_fds(connection, 4, 3)
-            request = json.loads(receive(connection, int.from_bytes(header, "little")))
+            length = int.from_bytes(header, "little")
+            request = json.loads(connection.recv(length, socket.MSG_WAITALL))
             pid = os.fork()
             if pid == 0:
                 for other in list(selector.get_map().values()):
