@@ -12,7 +12,7 @@ import sys
 import textwrap
 import threading
 import weakref
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -308,21 +308,15 @@ def test_copies_behind_the_host_are_waited_for_before_they_are_filled_again(reco
 
 
 def test_threads_may_stage_with_one_stager(stager):
-    failures = []
-
-    def work(value: float) -> None:
+    def work(value: int) -> None:
         tensor = torch.full((1000,), value)
         for _ in range(50):
-            if not bool((stager.stage({"t": tensor})["t"] == value).all()):
-                failures.append(value)
+            assert (stager.stage({"t": tensor})["t"] == value).all()
 
-    threads = [threading.Thread(target=work, args=(float(i),)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
     gc.collect()
-    assert failures == [] and stager.copy_count == 0
+    assert stager.copy_count == 0
 
 
 # Tensors that are not plain memory, and subclasses.
