@@ -128,41 +128,39 @@ def test_steps_are_pruned_only_after_they_are_mirrored(path, target):
     assert steps_of(target) == [1, 2, 3]
 
 
-def test_a_slow_mirror_does_not_delay_saves_and_skips_steps(path, target, monkeypatch):
+def test_a_slow_mirror_does_not_delay_saves_and_skips_steps(store, target, monkeypatch):
     copy, may_copy = MirrorWorker._copy, threading.Event()
     monkeypatch.setattr(
         MirrorWorker, "_copy", lambda *arguments: may_copy.wait(60) and copy(*arguments)
     )
-    with cairn.open(path, mode="a", grace=0) as store:
-        mirror = Mirror(target, max_pending=2)
-        handles = []
-        for step in range(1, 41):
-            handles.append(store.save_async(step, {"t": torch.rand(1 << 18)}, mirror=mirror))
-            handles[-1].result(60)
-            if step == 1:
-                wait_until(lambda: store.mirror_status()[0].step == 1)
-            store.prune(keep_last=1)
-        # All saves are durable, and at most one running and two waiting steps are kept for it.
-        assert store.steps()[-1] == 40 and len(store.steps()) <= 4
-        assert store.mirror_status()[0].last_step is None
-        may_copy.set()
-        with pytest.raises(cairn.Unavailable, match="step 20 .* more than 2 steps were waiting"):
-            handles[19].mirrored(60)
-        handles[39].mirrored(60)
+    mirror = Mirror(target, max_pending=2)
+    handles = []
+    for step in range(1, 41):
+        handles.append(store.save_async(step, {"t": torch.rand(1 << 18)}, mirror=mirror))
+        handles[-1].result(60)
+        if step == 1:
+            wait_until(lambda: store.mirror_status()[0].step == 1)
+        store.prune(keep_last=1)
+    # All saves are durable, and at most one running and two waiting steps are kept for it.
+    assert store.steps()[-1] == 40 and len(store.steps()) <= 4
+    assert store.mirror_status()[0].last_step is None
+    may_copy.set()
+    with pytest.raises(cairn.Unavailable, match="step 20 .* more than 2 steps were waiting"):
+        handles[19].mirrored(60)
+    handles[39].mirrored(60)
     assert steps_of(target) == [1, 39, 40]
 
 
-def test_an_unreachable_mirror_warns_and_fails_the_close_but_no_save(path, unreachable):
-    with cairn.open(path, mode="a", grace=0) as store:
-        with pytest.warns(RuntimeWarning, match="trying again"):
-            with pytest.raises(cairn.Unavailable, match="127.0.0.1"):
-                with Saver(store, every=1, keep_last=1, mirror=unreachable) as saver:
-                    for step in range(1, 5):
-                        saver.step(step, state_of(step))
-        assert store.steps()[-1] == 4 and saver.last_step == 4
-        assert_same(store.read(), state_of(4))
-        with pytest.warns(RuntimeWarning), pytest.raises(cairn.Unavailable):
-            store.save_async(5, state_of(5), mirror=unreachable).mirrored(60)
+def test_an_unreachable_mirror_warns_and_fails_the_close_but_no_save(store, unreachable):
+    with pytest.warns(RuntimeWarning, match="trying again"):
+        with pytest.raises(cairn.Unavailable, match="127.0.0.1"):
+            with Saver(store, every=1, keep_last=1, mirror=unreachable) as saver:
+                for step in range(1, 5):
+                    saver.step(step, state_of(step))
+    assert store.steps()[-1] == 4 and saver.last_step == 4
+    assert_same(store.read(), state_of(4))
+    with pytest.warns(RuntimeWarning), pytest.raises(cairn.Unavailable):
+        store.save_async(5, state_of(5), mirror=unreachable).mirrored(60)
 
 
 def test_an_error_of_the_training_does_not_wait_for_retries(path, unreachable):

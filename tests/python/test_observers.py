@@ -149,12 +149,9 @@ def test_a_copy_to_each_mirror_of_a_chain_is_reported(store, events, tmp_path):
     store.wait_mirrored()
 
     copies = [event for event in events if event.kind == "mirror"]
-    assert [(one.step, one.mirror) for one in copies if one.mirror_number == 1] == [
-        (1, near), (2, near)
-    ]
-    assert [(one.step, one.mirror) for one in copies if one.mirror_number == 2] == [
-        (1, far), (2, far)
-    ]
+    for number, mirror in ((1, near), (2, far)):
+        found = [(one.step, one.mirror) for one in copies if one.mirror_number == number]
+        assert found == [(1, mirror), (2, mirror)]
     for event in copies:
         assert event.in_background
         assert event.error is event.retries is None

@@ -183,15 +183,14 @@ def test_mapping_warns_of_nothing_and_outlives_step_and_store(path):
 
 
 @pytest.mark.filterwarnings("error")
-def test_lazily_verified_tensors_are_checked_in_the_background(path):
+def test_lazily_verified_tensors_are_checked_in_the_background(store):
     state = {"t": torch.randn(3000, 1000), "a": np.arange(1000), "small": torch.ones(3)}
-    with cairn.open(path, mode="a") as store:
-        store.save(1, state)
-        read = store.read(mmap=True, verify="lazy")
-        assert "/segments/" in mapping_of(read["t"].data_ptr())
-        store.delete(1)  # the check needs only the mapping
-        assert store.wait_verified()
-        assert store.wait_verified(timeout=0)
+    store.save(1, state)
+    read = store.read(mmap=True, verify="lazy")
+    assert "/segments/" in mapping_of(read["t"].data_ptr())
+    store.delete(1)  # the check needs only the mapping
+    assert store.wait_verified()
+    assert store.wait_verified(timeout=0)
     assert_same(read, state)
 
 

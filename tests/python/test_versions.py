@@ -76,8 +76,7 @@ def test_a_prune_and_a_saver_keep_the_best_and_the_tagged(store):
             Saver(store, every=1, keep_best=wrong, signals=())
 
 
-def test_each_save_applies_the_policy_of_the_store(tmp_path):
-    path = tmp_path / "store"
+def test_each_save_applies_the_policy_of_the_store(path):
     state = {"a": 1, "step": 0}
     with cairn.open(path, mode="a") as store:
         assert store.policy() is None
@@ -119,8 +118,7 @@ def test_the_policy_keeps_steps_that_wait_for_a_mirror(store, monkeypatch):
     assert store.steps() == [6]
 
 
-def test_a_damaged_step_that_the_policy_does_not_keep_fails_no_save(tmp_path):
-    path = tmp_path / "store"
+def test_a_damaged_step_that_the_policy_does_not_keep_fails_no_save(path):
     state = {f"t{i}": np.full(70_000, i) for i in range(20)}
     tables = {}
     with cairn.open(path, mode="a") as store:
