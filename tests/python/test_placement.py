@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import random
 
-import pytest
 import torch
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 from torch.distributed.tensor.placement_types import _StridedShard
 
-import cairn
 from cairn import _cairn
 
 CASES = 3000
@@ -82,12 +80,3 @@ def test_shards_are_torchs(store):
         expected = local_tensor(wholes[number], mesh, placements, coordinate)
         case = f"seed {seed}, case {number}: {shape} on {mesh} by {placements}, at {coordinate}"
         assert torch.equal(local, expected), case
-
-
-def test_what_does_not_fit_is_refused(store):
-    store.save(1, {"t": torch.zeros(4, 4)})
-    contents = store.opened.native.contents(1, [])
-    plan = _cairn.LoadPlan(contents, {}, [])
-    request(plan, 0, torch.zeros(2, 4), [4, 4], [2], [(KINDS["shard"], 2, 1)], 0)
-    with pytest.raises(cairn.Invalid, match="divides dimension 2"):
-        store.opened.native.load(contents.info, plan.requests, [])
