@@ -60,21 +60,18 @@ def test_a_reader_opens_itself_again_after_a_fork(address):
     # In a separate process, because a fork copies everything that pytest and torch have running.
     result = run_python(
         """
-        import multiprocessing, os, sys, threading, cairn
+        import multiprocessing, os, sys, cairn
+        from concurrent.futures import ThreadPoolExecutor
         store = cairn.open(sys.argv[1], fallback=[sys.argv[1] + "-none"])
         mapped = store.read(mmap=True)["w"]
         stream = store.stream()
         fqn, _ = next(stream)
         assert store.steps() == [1, 2]
         if os.fork() == 0:
-            states = []
-            def read():
-                states.append((store.steps(), store.read("epoch", step="first")["epoch"]))
-            threads = [threading.Thread(target=read) for _ in range(4)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            def read(_):
+                return store.steps(), store.read("epoch", step="first")["epoch"]
+            with ThreadPoolExecutor(4) as pool:
+                states = list(pool.map(read, range(4)))
             print(states == [([1, 2], 3)] * 4, mapped[-1] == 40_000, store.rank, flush=True)
             try:
                 next(stream)
