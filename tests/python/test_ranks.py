@@ -22,7 +22,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 import cairn
 
 
-def save_what_only_some_have(rank, path):
+@with_ranks()
+def test_ranks_may_hold_different_keys(rank, path):
     """Pipeline stages, a state per rank, and tensor parallelism in each of two replicas."""
     world = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     stage = {f"stage{rank // 2}": whole("even", rank // 2), "all": whole("uneven")}
@@ -55,10 +56,6 @@ def save_what_only_some_have(rank, path):
             mine = {"parallel": sharded(torch.zeros(8, 4), world["tp"], (Shard(1),))}
             store.load(mine, keys="parallel")
             assert_shard(mine["parallel"], whole("even", 7), world["tp"], (Shard(1),))
-
-
-def test_ranks_may_hold_different_keys(path):
-    run_on_ranks(save_what_only_some_have, path)
     with cairn.open(path) as store:
         got = store.read(flat=True)
         assert sorted(got) == sorted(
