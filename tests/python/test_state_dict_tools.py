@@ -9,8 +9,9 @@ import torch
 import torch.distributed as dist
 import torch.distributed._state_dict_utils as theirs
 from cairn_testing import assert_same, interrupt_when_waiting
+from dtensors import sharded
 from ranks import with_ranks
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 import cairn
@@ -73,18 +74,16 @@ def test_gather(rank):
     # Keys that only one rank has, on a separate mesh.
     mine = {f"only{rank}": state["plain"], "value": rank}
     assert_same(ours.gather_state_dict(mine), mine)
-    for bad, error in [({"x": object()}, "type_check"), ({"p": partial()}, "redistribute")]:
+    partial = DTensor.from_local(
+        torch.ones(2), init_device_mesh("cpu", (4,)), (Partial(),), run_check=False
+    )
+    for bad, error in [({"x": object()}, "type_check"), ({"p": partial}, "redistribute")]:
         with pytest.raises(cairn.Invalid, match=error):
             ours.gather_state_dict({**state, **bad} if rank == 1 else state)
     pair = namedtuple("Pair", "left right")
     kept = ours.gather_state_dict({"x": {1}, "p": pair(1, 2)}, type_check=False)
     assert kept == {"x": {1}, "p": (1, 2)} and type(kept["p"]) is tuple
     assert_same(ours.gather_state_dict(state), theirs._gather_state_dict(state))
-
-
-def partial():
-    mesh = init_device_mesh("cpu", (4,))
-    return DTensor.from_local(torch.ones(2), mesh, (Partial(),), run_check=False)
 
 
 @with_ranks()
@@ -185,18 +184,11 @@ def test_distribute(rank):
         assert got["w1"] is not before and torch.equal(before.full_tensor(), whole_state()["w1"])
     # Each rank cuts its own, and may do so alone.
     if rank == 2:
-        got = {"w0": local_state_of_one(mesh)}
+        got = {"w0": sharded(torch.zeros(7, 5), mesh, PLACEMENTS[0])}
         ours.distribute_state_dict({"w0": torch.full((7, 5), 2.0)}, got, CPU)
         assert (got["w0"]._local_tensor == 2).all() and got["w0"]._local_tensor.shape == (3, 3)
     with pytest.raises(cairn.Invalid):
-        ours.distribute_state_dict({"w0": torch.zeros(6, 5)}, {"w0": local_state_of_one(mesh)}, CPU)
-
-
-def local_state_of_one(mesh):
-    local = torch.zeros(4 - mesh.get_coordinate()[0], 3 - mesh.get_coordinate()[1])
-    return DTensor.from_local(
-        local, mesh, PLACEMENTS[0], run_check=False, shape=torch.Size((7, 5)), stride=(5, 1)
-    )
+        ours.distribute_state_dict({"w0": torch.zeros(6, 5)}, {"w0": got["w0"]}, CPU)
 
 
 @with_ranks()
@@ -204,16 +196,10 @@ def test_a_group_of_some_ranks(rank):
     group = dist.new_group([1, 3])
     if rank not in (1, 3):
         return
-    from torch.distributed.device_mesh import DeviceMesh
-
     mesh = DeviceMesh.from_group(group, "cpu")
     whole = torch.arange(7.0)
-    local = (whole[:4] if rank == 1 else whole[4:]).clone()
-    state = {
-        "t": DTensor.from_local(
-            local, mesh, (Shard(0),), run_check=False, shape=whole.shape, stride=(1,)
-        )
-    }
+    state = {"t": sharded(whole, mesh, (Shard(0),))}
+    local = state["t"]._local_tensor
     got = ours.gather_state_dict(state, pg=group, ranks_only=(1,))  # of the group: global rank 3
     assert_same(got, {"t": whole} if rank == 3 else {})
     ours.broadcast_state_dict({"t": whole + 1} if rank == 1 else {}, state, CPU, group)
