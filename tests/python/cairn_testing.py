@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from interpreters import run_program
+from interpreters import Program
 
 import cairn
 
@@ -92,7 +92,9 @@ def run_python(
         command = [sys.executable, *arguments]
         result = subprocess.run(command, capture_output=True, text=True, timeout=1200)
     else:
-        result = run_program(arguments)
+        program = Program(arguments)
+        output, errors = program.communicate()
+        result = subprocess.CompletedProcess(arguments, program.returncode, output, errors)
     assert not check or result.returncode == 0, result.stderr
     return result
 
@@ -161,8 +163,6 @@ def state_of(step: int) -> dict[str, Any]:
     return {"t": torch.full((1000,), float(step)), "step": step}
 
 
-def segment_files(store: Path) -> list[Path]:
-    return sorted((store / "segments").iterdir())
 class Stateful:
     """An object whose state is what it was given."""
 
@@ -176,6 +176,8 @@ class Stateful:
         self.state = state
 
 
+def segment_files(store: Path) -> list[Path]:
+    return sorted((store / "segments").iterdir())
 
 
 def flip_byte(file: Path, offset: int) -> None:

@@ -53,14 +53,15 @@ class Program:
 
     Args:
         args: "-c", a source and its arguments, or a path of a script and its arguments.
-        env: the environment; by default that of this process.
+        env: the environment; by default that of this process, with its folders of modules.
     """
 
     def __init__(self, args: list[str], env: dict[str, str] | None = None) -> None:
         self.args = args
         self.returncode: int | None = None
         self._error_file = tempfile.TemporaryFile("w+")
-        request = {"args": args, "env": dict(env or os.environ), "cwd": os.getcwd()}
+        environment = env or {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        request = {"args": args, "env": environment, "cwd": os.getcwd()}
         data = json.dumps(request).encode()
         self._connection = socket.socket(socket.AF_UNIX)
         with _starting:
@@ -118,12 +119,3 @@ class Program:
         with self._error_file as file:
             file.seek(0)
             return output, file.read()
-
-
-def run_program(
-    args: list[str], env: dict[str, str] | None = None, timeout: float = 1200.0
-) -> subprocess.CompletedProcess[str]:
-    """Runs a program to its end."""
-    program = Program(args, env)
-    output, errors = program.communicate(timeout)
-    return subprocess.CompletedProcess(args, program.returncode, output, errors)

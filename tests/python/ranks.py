@@ -72,10 +72,7 @@ def run_on_ranks(
         folder = Path(name)
         job = _Job(function, args, world_size, timeout, has_group)
         (folder / "job").write_bytes(pickle.dumps(job))
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        programs = [
-            Program(["-c", PROGRAM, name, str(rank)], environment) for rank in range(world_size)
-        ]
+        programs = [Program(["-c", PROGRAM, name, str(rank)]) for rank in range(world_size)]
         deadline = time.monotonic() + timeout
         results, complaints = [], []
         for rank, program in enumerate(programs):

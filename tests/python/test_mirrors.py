@@ -362,23 +362,19 @@ def test_nobody_waits_for_a_mirror_whose_thread_has_ended(
 
 KV_DUMP = Path(cairn.__file__).parents[2] / "bin/kv-dump"
 
-STATE = """
-import numpy
 
-def state_of(step):
-    rng = numpy.random.default_rng(step)
-    return {"always": rng.integers(0, 255, 300_001, dtype=numpy.uint8),
-            "never": numpy.arange(100_000), "step": step}
-"""
+def state_of_job(step: int) -> dict:
+    always = np.random.default_rng(step).integers(0, 255, 300_001, dtype=np.uint8)
+    return {"always": always, "never": np.arange(100_000), "step": step}
+
 
 # Saves every step, keeps two of them, and mirrors the even ones. Prints what it resumes from, each
 # step that is durable, and each that the mirror has.
-JOB = (
-    STATE
-    + """
+JOB = """
 import os, sys, cairn
 from cairn import Mirror
 from cairn.torch import Saver
+from test_mirrors import state_of_job
 
 def show(word, step):
     os.write(1, f"{word} {step}\\n".encode())  # two threads write
@@ -388,16 +384,15 @@ store.observe(
     lambda event: event.kind == "mirror" and not event.error and show("copied", event.step))
 mirror = Mirror(sys.argv[2], every=2, max_pending=10_000)
 saver = Saver(store, every=1, keep_last=2, async_=False, mirror=mirror, signals=())
-state = state_of(0)
+state = state_of_job(0)
 step = saver.resume(state) or 0
 assert state["step"] == step
 show("resumed", step)
 while True:
     step += 1
-    saver.step(step, state_of(step))
+    saver.step(step, state_of_job(step))
     show("durable", step)
 """
-)
 
 
 def verify(address) -> None:
@@ -407,12 +402,10 @@ def verify(address) -> None:
 
 def contents(address) -> set[int]:
     """The steps of a store that a job has written, each of which is compared."""
-    names: dict = {"numpy": np}
-    exec(STATE, names)
     try:
         with cairn.open(address) as store:
             for step in store.steps():
-                assert_same(store.read(step=step), names["state_of"](step))
+                assert_same(store.read(step=step), state_of_job(step))
             return set(store.steps())
     except cairn.NotFound:
         return set()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import sys
 import time
 
 import numpy as np
@@ -62,8 +61,7 @@ def state_of(step: int) -> dict:
 @pytest.mark.timeout(1500 + 10 * ROUNDS)
 def test_ctrl_c_at_any_moment_loses_no_step(path, tmp_path):
     stop = tmp_path / "stop"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    writer = Program(["-c", WRITER, str(path), str(stop)], environment)
+    writer = Program(["-c", WRITER, str(path), str(stop)])
     durable: list[int] = []
 
     def read_until(is_last) -> None:
