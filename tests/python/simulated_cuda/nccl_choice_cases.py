@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from device_memory import control, to_cuda, to_host
-from rank_connections import nothing_is_left, patience  # noqa: F401 (fixtures)
-from rank_connections import values, with_connections
+from rank_connections import nccl_is_used  # noqa: F401 (a fixture)
+from rank_connections import values
 from thread_ranks import dtensor, mesh_of, on_ranks, part_of
 from torch.distributed.tensor import Shard
 
@@ -18,7 +18,6 @@ from cairn import state_dict
 from cairn._base import devices  # noqa: F401  (defines the backend)
 from cairn._ranks import nccl
 from cairn._ranks.sharded import dtensor_like
-import cairn.state_dict as state_dict_collectives
 
 pytestmark = pytest.mark.skipif(not control.NcclPath(), reason="no nccl.h: no simulated NCCL")
 
@@ -54,7 +53,7 @@ def test_one_rank_without_nccl_means_none_uses_it(monkeypatch):
 
     before = control.NcclBytes()
     with pytest.warns(RuntimeWarning, match="rank 1: no NCCL: it is not installed") as warned:
-        results = on_ranks(with_connections(body), 3)
+        results = on_ranks(body, 3)
     assert len([one for one in warned if one.category is RuntimeWarning]) == 1
     assert set(results) == {"host memory: rank 1: no NCCL: it is not installed"}
     assert control.NcclBytes() == before and control.BytesToHost() >= large.nbytes
@@ -69,7 +68,7 @@ def test_nccl_that_is_asked_for_and_lacking_is_an_error_on_all_ranks(monkeypatch
             with pytest.raises(cairn.Invalid, match="CAIRN_NCCL=on.*rank 1: no NCCL"):
                 state_dict.gather_state_dict(state)
 
-    on_ranks(with_connections(body))
+    on_ranks(body)
 
 
 @pytest.mark.parametrize("mode", ["OFF", "off", "auto"])
@@ -85,7 +84,7 @@ def test_groups_and_jobs_without_nccl_are_left_without_a_warning(monkeypatch, mo
     before = control.NcclBytes()
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
-        results = on_ranks(with_connections(body))
+        results = on_ranks(body)
     why = "CAIRN_NCCL=off" if mode != "auto" else "torch uses threaded for the group's CUDA tensors"
     assert all(why in one for one in results) and control.NcclBytes() == before
 
@@ -97,7 +96,7 @@ def test_a_mode_that_is_none_is_refused(monkeypatch):
         with pytest.raises(cairn.Invalid, match="CAIRN_NCCL=yes: use one of auto, on, off"):
             state_dict.gather_state_dict({"rows": dtensor(values(8), mesh_of(2), Shard(0))})
 
-    on_ranks(with_connections(body))
+    on_ranks(body)
 
 
 def test_two_ranks_on_one_device_go_without_nccl(monkeypatch):
@@ -113,7 +112,7 @@ def test_two_ranks_on_one_device_go_without_nccl(monkeypatch):
         return state_dict.transport()
 
     with pytest.warns(RuntimeWarning, match="invalid usage"):
-        results = on_ranks(with_connections(body))
+        results = on_ranks(body)
     assert all(one.startswith("host memory: ") for one in results)
 
 
@@ -131,7 +130,7 @@ def test_a_rank_without_tensors_on_devices_connects_its_own(monkeypatch):
         state_dict.broadcast_state_dict(full, local, wanted)
         return state_dict.transport()
 
-    results = on_ranks(with_connections(body), 3)
+    results = on_ranks(body, 3)
     assert all(one.startswith("NCCL") for one in results)
     assert [one[-1] for one in results] == ["0", "1", "2"]
 
@@ -153,7 +152,7 @@ def test_a_torch_that_has_no_current_device_goes_without_nccl(monkeypatch):
         return state_dict.transport()
 
     with pytest.warns(RuntimeWarning, match="rank 1: .*not compiled with CUDA"):
-        results = on_ranks(with_connections(body))
+        results = on_ranks(body)
     assert all("rank 1" in one for one in results)
 
 
@@ -170,14 +169,14 @@ def test_a_warning_that_is_an_error_does_not_part_the_ranks(monkeypatch):
             assert raised.traceback[-2].path.name == "state_dict.py"
         else:
             state_dict.gather_state_dict(state)
-        connected = state_dict_collectives._ranks_of_group[dist.group.WORLD]
+        connected = state_dict._ranks_of_group[dist.group.WORLD]
         whole = state_dict.gather_state_dict(state)
         assert torch.equal(to_host(whole["rows"]), large)
-        assert state_dict_collectives._ranks_of_group[dist.group.WORLD] is connected
+        assert state_dict._ranks_of_group[dist.group.WORLD] is connected
 
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
-        on_ranks(with_connections(body))
+        on_ranks(body)
 
 
 @pytest.mark.parametrize("mode", ["1", "OFF"])
@@ -191,7 +190,7 @@ def test_calls_in_host_memory_alone_do_not_ask_for_nccl(monkeypatch, mode):
         state_dict.broadcast_state_dict(full, local, torch.device("cpu"))
         assert torch.equal(local["a"], full["a"])
 
-    on_ranks(with_connections(body))
+    on_ranks(body)
     assert not asked
 
 

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from cairn_testing import interrupt_when_waiting
 from device_memory import control, to_cuda, to_host
-from rank_connections import nothing_is_left, patience  # noqa: F401 (fixtures)
-from rank_connections import SMALL, values, with_connections
+from rank_connections import nccl_is_used  # noqa: F401 (a fixture)
+from rank_connections import SMALL, values
 from thread_ranks import TIMEOUT, dtensor, mesh_of, on_ranks, part_of, sharded_tensor
 from torch.distributed.tensor import Replicate, Shard
 
@@ -55,7 +55,7 @@ def test_shards_on_devices_are_gathered_from_device_to_device():
         assert whole["whole"].data_ptr() != state["whole"]._local_tensor.data_ptr()
         return state_dict.transport(), moved
 
-    for rank, (transport, moved) in enumerate(on_ranks(with_connections(body), 4)):
+    for rank, (transport, moved) in enumerate(on_ranks(body, 4)):
         assert transport.startswith("NCCL 2.") and f"from device {rank}" in transport
         sent, to_host_bytes, to_device_bytes = moved
         assert sent > 3 * large.nbytes * 3 // 4
@@ -74,7 +74,7 @@ def test_a_gathering_comes_after_what_the_current_streams_hold(streams):
         whole = state_dict.gather_state_dict(state)
         assert torch.equal(to_host(whole["rows"]), large)
 
-    on_ranks(with_connections(body))
+    on_ranks(body)
 
 
 def test_a_full_state_is_broadcast_from_device_to_device():
@@ -116,7 +116,7 @@ def test_a_full_state_is_broadcast_from_device_to_device():
         assert torch.equal(to_host(shard), large[rank * 128 : rank * 128 + 128])
         assert local["n"] == 3
 
-    on_ranks(with_connections(body), 4)
+    on_ranks(body, 4)
 
 
 def test_what_fails_over_nccl_on_one_rank_ends_on_all():
@@ -136,7 +136,7 @@ def test_what_fails_over_nccl_on_one_rank_ends_on_all():
         whole = state_dict.gather_state_dict(state)
         assert torch.equal(to_host(whole["rows"]), large)
 
-    on_ranks(with_connections(body), 3)
+    on_ranks(body, 3)
 
 
 @pytest.mark.parametrize("own_device_is_busy", [False, True])
@@ -177,4 +177,4 @@ def test_an_interruption_ends_a_call_over_nccl_on_all_ranks(monkeypatch, own_dev
         whole = state_dict.gather_state_dict(state)
         assert torch.equal(to_host(whole["rows"]), large)
 
-    on_ranks(with_connections(body))
+    on_ranks(body)

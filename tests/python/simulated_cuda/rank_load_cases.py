@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from device_memory import Memory, control, to_cuda, to_host
-from rank_connections import nothing_is_left, patience  # noqa: F401 (fixtures)
+from rank_connections import nccl_is_used  # noqa: F401 (a fixture)
 from rank_connections import SMALL, values
 from thread_ranks import TIMEOUT, dtensor, mesh_of, on_ranks, part_of, sharded_tensor
 from torch.distributed.tensor import Replicate, Shard
@@ -14,11 +14,6 @@ from torch.distributed.tensor import Replicate, Shard
 import cairn
 
 pytestmark = pytest.mark.skipif(not control.NcclPath(), reason="no nccl.h: no simulated NCCL")
-
-
-@pytest.fixture
-def folder(tmp_path):
-    return tmp_path / "store"
 
 
 def load_cases(rank):
@@ -46,12 +41,12 @@ def check_loaded(state, full, grid, rank):
 
 
 @pytest.mark.parametrize("mode", ["on", "off"])
-def test_what_one_rank_reads_is_passed_on_from_device_to_device(folder, monkeypatch, mode):
+def test_what_one_rank_reads_is_passed_on_from_device_to_device(path, monkeypatch, mode):
     monkeypatch.setenv("CAIRN_NCCL", mode)
 
     def body(rank):
         full, saved, target, grid = load_cases(rank)
-        with cairn.open(folder, mode="a", timeout=TIMEOUT) as store:
+        with cairn.open(path, mode="a", timeout=TIMEOUT) as store:
             store.save(1, saved)
             dist.barrier()
             control.ResetCounters()
@@ -73,7 +68,7 @@ def test_what_one_rank_reads_is_passed_on_from_device_to_device(folder, monkeypa
     assert sum(read for read, _ in results) < results[0][1] * 1.1 + 4 * SMALL
 
 
-def test_shards_on_devices_are_saved_and_loaded_by_any_ranks(folder):
+def test_shards_on_devices_are_saved_and_loaded_by_any_ranks(path):
     whole = values(96, 64)
 
     def save(rank):
@@ -82,7 +77,7 @@ def test_shards_on_devices_are_saved_and_loaded_by_any_ranks(folder):
             "grid": dtensor(whole, mesh_of(2, 2), Shard(1), Shard(0)),
             "boxes": sharded_tensor(whole),
         }
-        with cairn.open(folder, mode="a", timeout=TIMEOUT) as store:
+        with cairn.open(path, mode="a", timeout=TIMEOUT) as store:
             report = store.save(1, state)
             again = store.save_async(2, state).result()
             assert again.written_bytes == 0
@@ -97,7 +92,7 @@ def test_shards_on_devices_are_saved_and_loaded_by_any_ranks(folder):
                 "grid": sharded_tensor(zeros),
                 "boxes": dtensor(zeros, mesh, Replicate()),
             }
-            with cairn.open(folder, timeout=TIMEOUT) as store:
+            with cairn.open(path, timeout=TIMEOUT) as store:
                 store.load(state, read_once=read_once)
             part = part_of(whole, mesh, (Shard(1),))
             assert torch.equal(to_host(state["rows"]._local_tensor), part)
@@ -107,7 +102,7 @@ def test_shards_on_devices_are_saved_and_loaded_by_any_ranks(folder):
 
     assert sum(on_ranks(save, 4)) == 3 * whole.nbytes
     on_ranks(load, 2)
-    with cairn.open(folder, alone=True) as store:
+    with cairn.open(path, alone=True) as store:
         read = store.read()
     assert all(torch.equal(read[name], whole) for name in ("rows", "grid", "boxes"))
 
@@ -120,13 +115,13 @@ def test_shards_on_devices_are_saved_and_loaded_by_any_ranks(folder):
         (b"cudaEventRecord", range(33, 36)),
     ],
 )
-def test_a_fault_at_any_call_of_a_load_ends_it_on_all_ranks(folder, function, calls):
+def test_a_fault_at_any_call_of_a_load_ends_it_on_all_ranks(path, function, calls):
     def body(rank):
         full, saved, target, grid = load_cases(rank)
-        with cairn.open(folder, mode="a", timeout=TIMEOUT) as store:
+        with cairn.open(path, mode="a", timeout=TIMEOUT) as store:
             store.save(1, saved)
         for nth in calls:
-            store = cairn.open(folder, timeout=TIMEOUT)
+            store = cairn.open(path, timeout=TIMEOUT)
             store.load(target, read_once=True)  # connects
             dist.barrier()
             if rank == 0:
@@ -147,7 +142,7 @@ def test_a_fault_at_any_call_of_a_load_ends_it_on_all_ranks(folder, function, ca
     on_ranks(body, 4)
 
 
-def test_what_ranks_hold_on_devices_is_compared(folder):
+def test_what_ranks_hold_on_devices_is_compared(path):
     """Also tensors that share memory, and transposed ones."""
 
     def body(rank):
@@ -162,7 +157,7 @@ def test_what_ranks_hold_on_devices_is_compared(folder):
                 "host": values(200),
             }
 
-        with cairn.open(folder, mode="a", timeout=TIMEOUT) as store:
+        with cairn.open(path, mode="a", timeout=TIMEOUT) as store:
             text = "'shared': rank 1 holds other data than rank 0; 'transposed': rank 1"
             with pytest.raises(cairn.Invalid, match=text):
                 store.save(1, state(1))

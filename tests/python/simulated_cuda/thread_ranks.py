@@ -17,14 +17,16 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed import multi_threaded_pg
 
+import cairn.state_dict
+
 TIMEOUT = 100.0
 """Seconds in which ranks that do not hang make a call, on a machine of any speed."""
 
 
 def on_ranks(body: Callable[[int], Any], world_size: int = 2) -> list[Any]:
     """Returns what ``body(rank)`` returns on each rank, whose current device has the number of the
-    rank. Rank 0 is the calling thread, which receives signals. Raises AssertionError with the
-    errors of all ranks."""
+    rank and which closes its connections afterwards. Rank 0 is the calling thread, which receives
+    signals. Raises AssertionError with the errors of all ranks."""
     torch._C._distributed_c10d._set_thread_isolation_mode(True)
     multi_threaded_pg._install_threaded_pg()
     store = dist.HashStore()
@@ -35,7 +37,11 @@ def on_ranks(body: Callable[[int], Any], world_size: int = 2) -> list[Any]:
         simulated_machine.current.device = rank
         try:
             dist.init_process_group("threaded", rank=rank, world_size=world_size, store=store)
-            results[rank] = body(rank)
+            try:
+                results[rank] = body(rank)
+            finally:
+                if ranks := cairn.state_dict._ranks_of_group.pop(dist.group.WORLD, None):
+                    ranks.leave(RuntimeError("the test has ended"))
         except BaseException as error:
             raised.append(f"--- rank {rank}\n{traceback.format_exc()}")
             # The other ranks may wait for this one in a collective, which has no deadline.
@@ -63,10 +69,10 @@ def on_ranks(body: Callable[[int], Any], world_size: int = 2) -> list[Any]:
     return results
 
 
-def mesh_of(*sizes: int, device_type: str = "cuda") -> DeviceMesh:
+def mesh_of(*sizes: int) -> DeviceMesh:
     """A mesh of the first ranks, without torch's communicators for it."""
     ranks = torch.arange(torch.Size(sizes).numel()).view(sizes)
-    return DeviceMesh(device_type, ranks, _init_backend=False, _rank=dist.get_rank())
+    return DeviceMesh("cuda", ranks, _init_backend=False, _rank=dist.get_rank())
 
 
 def part_of(whole: torch.Tensor, mesh: DeviceMesh, placements: tuple) -> torch.Tensor:
