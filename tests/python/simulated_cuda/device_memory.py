@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import sys
-import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,6 @@ def _load_control() -> ctypes.CDLL:
         ("PageableCopies", count, []),
         ("DeviceSynchronizations", count, []),
         ("ResetCounters", None, []),
-        ("Registered", count, []),
         ("FailAllocation", None, []),
         ("FailCall", None, [ctypes.c_char_p, count]),
         ("ClearFaults", None, []),
@@ -216,27 +216,9 @@ class Stream:
         assert control.Synchronize(self.cuda_stream) == 0
 
 
-class blocked:
-    """Keeps a stream busy while it is open."""
-
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
-        self._timer: threading.Timer | None = None
-
-    def __enter__(self) -> blocked:
-        self._block = control.Block(self._stream.cuda_stream)
-        return self
-
-    def open(self) -> None:
-        block, self._block = self._block, None
-        if block:
-            control.Unblock(block)
-
-    def open_later(self, seconds: float) -> None:
-        self._timer = threading.Timer(seconds, self.open)
-        self._timer.start()
-
-    def __exit__(self, *unused: object) -> None:
-        if self._timer is not None:
-            self._timer.join()
-        self.open()
+@contextmanager
+def blocked(stream: Stream) -> Iterator[Callable[[], None]]:
+    """Keeps a stream busy until the end of the block, or until the block calls what it is given."""
+    with ExitStack() as stack:
+        stack.callback(control.Unblock, control.Block(stream.cuda_stream))
+        yield stack.close

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,9 +48,11 @@ class SimulatedGpu:
     def busy_stream(self) -> Iterator[Stream]:
         stream = Stream(0)
         with mock.patch("torch.cuda.current_stream", lambda device=0: stream):
-            with blocked(stream) as block:
-                block.open_later(0.5)
+            with blocked(stream) as unblock:
+                timer = threading.Timer(0.5, unblock)
+                timer.start()
                 yield stream
+                timer.join()
             stream.synchronize()
 
 

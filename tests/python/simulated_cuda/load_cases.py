@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from cairn_testing import damage, payload
 from device_memory import control, empty, to_host
 
 import cairn
@@ -28,11 +29,16 @@ def saved(store):
     return state
 
 
-def test_a_state_on_devices_is_filled_in_place(store, saved):
-    state = {
+def blank(saved):
+    """The same state on two devices, with other contents."""
+    return {
         name: empty(tuple(tensor.shape), tensor.dtype, device=i % 2)
         for i, (name, tensor) in enumerate(saved.items())
     }
+
+
+def test_a_state_on_devices_is_filled_in_place(store, saved):
+    state = blank(saved)
     addresses = {name: tensor.data_ptr() for name, tensor in state.items()}
     store.load(state)
     for name, tensor in saved.items():
@@ -56,19 +62,13 @@ def test_a_slice_is_read_into_a_tensor_on_the_device(store, saved):
 
 
 def test_damaged_bytes_are_found(store, saved, path):
-    segment = max(path.rglob("*.seg"), key=lambda file: file.stat().st_size)
-    with segment.open("r+b") as file:
-        file.seek(segment.stat().st_size // 2)
-        file.write(b"damage")
+    damage(path, payload(saved["large"][1]))
     with pytest.raises(cairn.Corrupt):
         store.load({"large": empty((3, MIB))}, strict=False)
 
 
 def test_memory_on_devices_is_checked_there(store, saved):
-    state = {
-        name: empty(tuple(tensor.shape), tensor.dtype, device=i % 2)
-        for i, (name, tensor) in enumerate(saved.items())
-    }
+    state = blank(saved)
     store.load(state)
     control.ResetCounters()
     report = store.check(state)

@@ -15,17 +15,13 @@ import cairn
 MIB = 1 << 20
 
 
-def _random(*shape: int) -> torch.Tensor:
-    return torch.randn(shape)
-
-
 def test_tensors_on_host_and_devices_come_back_as_they_were(store):
     host = {
-        "large": _random(3, MIB // 4),
-        "small": _random(5),
-        "scalar": _random(1)[0],
+        "large": torch.randn(3, MIB // 4),
+        "small": torch.randn(5),
+        "scalar": torch.randn(1)[0],
         "bytes": torch.arange(100_000, dtype=torch.int64).to(torch.uint8),
-        "half": _random(300, 7).to(torch.bfloat16),
+        "half": torch.randn(300, 7).to(torch.bfloat16),
         "complex": torch.randn(1000, dtype=torch.complex64),
         "empty": torch.empty(0, 3),
     }
@@ -48,7 +44,7 @@ def test_tensors_on_host_and_devices_come_back_as_they_were(store):
 
 
 def test_a_stream_may_be_given_by_address(store, streams):
-    handle = store.save_async(1, {"t": to_cuda(_random(1000))})
+    handle = store.save_async(1, {"t": to_cuda(torch.randn(1000))})
     handle.wait_staged(streams[0].cuda_stream)
     handle.result()
     for wrong in ("stream", object(), True):
@@ -72,16 +68,16 @@ def test_a_save_of_two_devices_holds_back_a_stream_of_each(store, streams):
 
 @pytest.mark.parametrize("is_handle_kept", [True, False])
 def test_tensors_stay_alive_until_they_are_staged(store, streams, is_handle_kept):
-    tensor = to_cuda(_random(MIB))
+    tensor = to_cuda(torch.randn(MIB))
     expected, alive = to_host(tensor), weakref.ref(tensor.untyped_storage())
-    with blocked(streams[0]) as block:
+    with blocked(streams[0]) as unblock:
         handle = store.save_async(1, {"t": tensor})
         if not is_handle_kept:
             handle = None
         del tensor
         gc.collect()
         assert alive() is not None
-        block.open()
+        unblock()
     if handle is None:
         store.close()
         wait_until(lambda: alive() is None)
@@ -96,7 +92,7 @@ def test_tensors_stay_alive_until_they_are_staged(store, streams, is_handle_kept
 
 @pytest.mark.parametrize("how", ["save", "save_async"])
 def test_too_little_device_memory_is_an_error_and_lets_the_tensors_go(store, how):
-    tensor = to_cuda(_random(MIB), device=1)
+    tensor = to_cuda(torch.randn(MIB), device=1)
     alive = weakref.ref(tensor)
     control.FailAllocation()
     with pytest.raises(cairn.Unavailable, match="GPU 1 has no [0-9]+ bytes left"):
@@ -138,13 +134,11 @@ def test_without_a_device_layer_tensors_go_by_way_of_host_copies(store, monkeypa
 
 
 def test_tensors_on_a_device_have_no_deltas(store):
-    host = _random(MIB).to(torch.bfloat16)
+    host = torch.randn(MIB).to(torch.bfloat16)
     tensor = to_cuda(host)
-    store.save(1, {"t": tensor}, tuning=cairn.SaveTuning(deltas=True))
+    tuning = cairn.SaveTuning(deltas=True)
+    store.save(1, {"t": tensor}, tuning=tuning)
     host[::200] += 1
     fill(tensor, host)
-    assert (
-        store.save(2, {"t": tensor}, tuning=cairn.SaveTuning(deltas=True)).written_bytes
-        == host.nbytes
-    )
+    assert store.save(2, {"t": tensor}, tuning=tuning).written_bytes == host.nbytes
     assert torch.equal(store.read(step=2)["t"], host)
