@@ -7,6 +7,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS / "python"), str(TESTS.parent / "build" / "python")]
+sys.path.append(str(TESTS / "tools"))
 
 # Nothing is downloaded: models are created from small configurations.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -3,7 +3,7 @@ logits of the models that are filled."""
 
 import pytest
 import torch
-from hf_models import assert_same_states
+from hf_models import SIZES, assert_same_states, logits
 
 import cairn
 from cairn import convert
@@ -20,17 +20,7 @@ def store(tmp_path):
 
 def tiny(name, **options):
     """A small model with random weights, and the class of its config."""
-    config_class = getattr(transformers, f"{name}Config")
-    config = config_class(
-        vocab_size=97,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        **options,
-    )
+    config = getattr(transformers, f"{name}Config")(**SIZES, **options)
     torch.manual_seed(5)
     return getattr(transformers, f"{name}ForCausalLM")(config).eval()
 
@@ -39,11 +29,6 @@ def zeroed(model):
     for parameter in model.parameters():
         parameter.data.zero_()
     return model
-
-
-def logits(model):
-    with torch.no_grad():
-        return model(torch.arange(20)[None] * 3 % 97).logits
 
 
 def files_of(model, folder):
@@ -142,11 +127,7 @@ MOE = {
         convert.qwen_moe_fused(),
         convert.qwen_moe_per_expert(),
     ),
-    "Qwen3Moe": (
-        QWEN3_MOE,
-        convert.qwen_moe_fused(),
-        convert.qwen_moe_per_expert(),
-    ),
+    "Qwen3Moe": (QWEN3_MOE, convert.qwen_moe_fused(), convert.qwen_moe_per_expert()),
 }
 
 

@@ -1,9 +1,7 @@
 """Cairn imports the libraries that it is integrated with only when they are needed."""
 
-import subprocess
-import sys
-
 import pytest
+from cairn_testing import run_python
 
 LIBRARIES = (
     "accelerate", "deepspeed", "diffusers", "jax", "megatron", "orbax", "peft",
@@ -15,8 +13,4 @@ LIBRARIES = (
 def test_a_module_imports_only_the_libraries_that_it_needs(module, needed):
     program = f"import sys, {module}; print({set(LIBRARIES) - needed} & {{*sys.modules}})"
 
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-
-    assert done.stdout.strip() == "set()"
+    assert run_python(program, fresh=True).stdout.strip() == "set()"

@@ -25,15 +25,13 @@ def observers(**libraries) -> dict:
 def train(path: Path, observer) -> None:
     """Saves three steps, of which the last two have NaN, with a mirror."""
     state = {"weight": torch.randn(256, 256), "bad": torch.tensor([1.0, 2.0])}
-    mirror = path.with_name("mirror")
+    options = {"tuning": cairn.SaveTuning(statistics=True), "mirror": path.with_name("mirror")}
     with cairn.open(path, mode="a") as store:
         store.observe(observer)
-        store.save(10, state, tuning=cairn.SaveTuning(statistics=True), mirror=mirror)
+        store.save(10, state, **options)
         state["bad"][0] = float("nan")
-        store.save_async(
-            20, state, tuning=cairn.SaveTuning(statistics=True), mirror=mirror
-        ).result()
-        store.save(30, state, tuning=cairn.SaveTuning(statistics=True), mirror=mirror)
+        store.save_async(20, state, **options).result()
+        store.save(30, state, **options)
         store.wait_mirrored()
 
 

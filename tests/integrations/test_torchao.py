@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from cairn.dcp import CairnReader, CairnWriter
+from cairn_testing import run_python
 from torch import nn
 
 import cairn
@@ -100,17 +98,13 @@ def test_a_quantized_model_computes_the_same_after_a_load(tmp_path):
 def test_a_new_process_reads_a_quantized_step_with_cairn_alone(tmp_path):
     with cairn.open(tmp_path / "s", mode="a") as store:
         store.save(1, {"w": quantized("Int8WeightOnlyConfig")[0].weight.data})
-    program = f"""
+    program = """
 import sys, cairn
-with cairn.open({str(tmp_path / 's')!r}) as store:
+with cairn.open(sys.argv[1]) as store:
     assert "torchao" not in sys.modules
     print(type(store.read()["w"]).__name__)
 """
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True
-    )
-
-    assert done.stdout.strip() == "Int8Tensor", done.stderr
+    assert run_python(program, tmp_path / "s", fresh=True).stdout.strip() == "Int8Tensor"
 
 
 # Optimizers

@@ -8,8 +8,6 @@ import hashlib
 import os
 import signal
 
-os.environ["HF_HUB_OFFLINE"] = "1"
-
 import torch
 import transformers
 from hf_models import make, tokenizer

@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -29,15 +28,6 @@ class Run(NamedTuple):
     output: str
 
 
-def launcher(ranks: int) -> list[str]:
-    """The command that starts a script on several ranks."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    module = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
-    return [*module, "--master-port", str(port)]
-
-
 def train(
     script: str | Path,
     *arguments: object,
@@ -47,13 +37,13 @@ def train(
 ) -> Run:
     """Runs an example, or another program. With `kill_at`, all of its processes are killed when it
     prints that step; with `dies`, it kills itself."""
-    start = launcher(ranks) if ranks else []
-    command = [sys.executable, *start, str(EXAMPLES / script), *map(str, arguments)]
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    program = [str(EXAMPLES / script), *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "build" / "python")}
     environment.setdefault("OMP_NUM_THREADS", "1")
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        env=environment, start_new_session=True,
+        [sys.executable, *(launcher if ranks else []), *program], stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, env=environment, start_new_session=True,
     )
     lines, killed = [], False
     deadline = time.monotonic() + _SECONDS
