@@ -24,14 +24,6 @@ def sources(folder: str, suffixes: set[str]) -> list[Path]:
     return sorted(p for p in (ROOT / folder).rglob("*") if p.suffix in suffixes)
 
 
-def find_long_lines(name: str, text: str) -> list[str]:
-    return [
-        f"{name}:{number}: {len(line)} columns"
-        for number, line in enumerate(text.splitlines(), 1)
-        if len(line) > MAX_COLUMNS
-    ]
-
-
 @pytest.mark.parametrize("folder", ENABLED)
 def test_cpp_is_formatted(folder):
     files = sources(folder, CPP_SUFFIXES)
@@ -48,9 +40,12 @@ def test_cpp_is_formatted(folder):
 
 @pytest.mark.parametrize("folder", ENABLED)
 def test_lines_fit(folder):
-    problems = []
-    for path in sources(folder, CPP_SUFFIXES | {".py", ".pyi"}):
-        problems += find_long_lines(str(path.relative_to(ROOT)), path.read_text())
+    problems = [
+        f"{path.relative_to(ROOT)}:{number}: {len(line)} columns"
+        for path in sources(folder, CPP_SUFFIXES | {".py", ".pyi"})
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if len(line) > MAX_COLUMNS
+    ]
 
     assert not problems, "\n".join(problems)
 

@@ -138,10 +138,6 @@ def folder_of(path: str) -> str:
     return folder.removesuffix("/internal")
 
 
-def included(text: str, tree: dict[str, str]) -> list[str]:
-    return [target for target in INCLUDE.findall(text) if target in tree]
-
-
 def what_is_wrong(folder: str, target: str) -> str | None:
     """Why a file in `folder` may not include `target`, which names the file from the root."""
     other = folder_of(target)
@@ -179,8 +175,8 @@ def find_cycle(edges: dict[str, set[str]]) -> list[str]:
 def module_edges(tree: dict[str, str]) -> dict[str, set[str]]:
     edges = defaultdict(set)
     for path, text in tree.items():
-        for target in included(text, tree):
-            if module_of(target) != module_of(path):
+        for target in INCLUDE.findall(text):
+            if target in tree and module_of(target) != module_of(path):
                 edges[module_of(path)].add(module_of(target))
     return edges
 
