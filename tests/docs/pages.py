@@ -125,7 +125,8 @@ def setup_of(page: Path) -> dict[str, str]:
 
 def run_pages(folder: Path, names: list[str]) -> list[dict]:
     """Runs these pages, and returns what run_pages.py prints about each. None may fail."""
-    paths = [RUNNER.parent, ROOT / "build" / "python"]
+    paths = [ROOT / "tests" / name for name in ("docs", "integrations", "tools")]
+    paths.append(ROOT / "build" / "python")
     done = subprocess.run(
         [sys.executable, "-W", "ignore", RUNNER, folder, *names],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))},

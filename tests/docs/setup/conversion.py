@@ -7,8 +7,6 @@ with open("hf/model.safetensors.index.json", "w") as file:
     json.dump({"metadata": {}, "weight_map": files}, file)
 cairn.convert.save_rules("rules.json", [cairn.convert.rename({"^norm": "ln"})])
 # before block 2
-sys = __import__("sys")
-sys.path.append(str(ROOT / "tests" / "integrations"))
 from hf_models import make
 
 make("mixtral").save_pretrained("models/mixtral")

@@ -1,6 +1,4 @@
 # page
-sys = __import__("sys")
-sys.path += [str(ROOT / "tests" / "integrations"), str(ROOT / "tests" / "tools")]
 from hf_models import make, tokenizer as make_tokenizer
 from test_hf_diffusers import ddpm
 

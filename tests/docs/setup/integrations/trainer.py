@@ -1,6 +1,4 @@
 # page
-sys = __import__("sys")
-sys.path.append(str(ROOT / "tests" / "integrations"))
 import transformers
 from accelerate import Accelerator
 from hf_models import make
