@@ -66,10 +66,6 @@ def described(leaf):
     return repr(leaf)
 
 
-def bits(number):
-    return number.hex() if isinstance(number, float) else number
-
-
 def read(path):
     import cairn
 
@@ -79,7 +75,7 @@ def read(path):
             assert not store.damaged_keys(step)
             leaves = store.read(step=step, flat=True)
             statistics = {
-                name: [bits(getattr(found, field)) for field in
+                name: [repr(getattr(found, field)) for field in
                        ("count", "zeros", "nans", "infs", "min", "max", "mean")]
                 for name, found in store.statistics(step).items()
             }  # fmt: skip
