@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from cairn_testing import bits, payload as bytes_of
 
 Flat = dict[str, Any]
 _SHAPES = {"tiny": (1,), "empty": (0, 5)}
@@ -98,7 +99,7 @@ def differ(a: Any, b: Any) -> bool:
     a, b = _on_host(a), _on_host(b)
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return type(a) is not type(b) or a != b
-    return a.dtype != b.dtype or a.shape != b.shape or not torch.equal(_bytes(a), _bytes(b))
+    return a.dtype != b.dtype or a.shape != b.shape or bytes_of(a) != bytes_of(b)
 
 
 def _on_host(value: Any) -> Any:
@@ -110,10 +111,6 @@ def _on_host(value: Any) -> Any:
 
         return to_host(value)
     return value
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().flatten().view(torch.uint8)
 
 
 def clear(flat: Flat) -> None:
@@ -144,6 +141,5 @@ def _mean(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     if not a.is_floating_point():
         return b
     wide = torch.float64 if a.dtype == torch.float64 else torch.float32
-    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[a.itemsize]
     mean = (a.to(wide) * 0.5 + b.to(wide) * 0.5).to(a.dtype)
-    return torch.where(a.view(bits) == b.view(bits), b, mean)
+    return torch.where(bits(a) == bits(b), b, mean)
