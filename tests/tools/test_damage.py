@@ -206,6 +206,15 @@ def test_damage_names_key_segment_and_offset(dump, store):
     assert dump("show", f"{store}@100", "model.mask").status == 0
 
 
+def test_what_cannot_be_read_is_told_from_damage(dump, store):
+    segment = next((store / "segments").iterdir())
+    segment.unlink()
+    segment.symlink_to(segment.name)  # to itself: it cannot be opened, as without permission
+    verdict = dump("verify", store, status=1)
+    assert "\nunread   " in f"\n{verdict.out}" and "damaged" not in verdict.out
+    assert "may be intact" in verdict.out and "repair" not in verdict.out
+
+
 def write_garbage(path):
     for file in files_of(path):
         file.write_bytes(random.Random(str(file)).randbytes(5000))

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <iterator>
 #include <unordered_map>
+#include <utility>
 
 #include "core/base/internal/progress_meter.h"
 #include "core/step/internal/delta_chain.h"
@@ -289,9 +290,10 @@ class Scrubber {
 
   /// Reports how many more chunks of each segment could not be read.
   void Finish() {
-    for (const auto& [segment_id, count] : unreadable_) {
+    for (const auto& [segment_id, failures] : unreadable_) {
+      const auto [count, code] = failures;
       if (count <= kNamedFailures) continue;
-      damage_({Error{.code = ErrorCode::kDataLoss,
+      damage_({Error{.code = code,
                      .message = fmt::format("{} more chunks of this segment cannot be read",
                                             count - kNamedFailures),
                      .file = SegmentPath(view_, segment_id)}});
@@ -419,7 +421,9 @@ class Scrubber {
       damage_({std::move(error)});
     } else if (!job.failed) {
       job.failed = true;
-      if (++unreadable_[part.segment_id] <= kNamedFailures) {
+      auto& [count, code] = unreadable_[part.segment_id];
+      code = error.code;
+      if (++count <= kNamedFailures) {
         if (error.key.empty()) error.key = job.item->fqn;
         if (!error.step) error.step = job.item->step;
         if (error.file.empty()) error.file = SegmentPath(view_, part.segment_id);
@@ -445,7 +449,8 @@ class Scrubber {
   std::unique_ptr<std::byte[]> arena_;
   uint64_t used_bytes_ = 0;
   std::vector<ReadPart> parts_;
-  std::unordered_map<uint64_t, uint64_t> unreadable_;  // number of items by segment
+  /// By segment: the number of items, and the code of the last error.
+  std::unordered_map<uint64_t, std::pair<uint64_t, ErrorCode>> unreadable_;
   std::optional<Error> cancelled_;
   uint64_t bytes_read_ = 0;
 };
