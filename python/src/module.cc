@@ -224,8 +224,9 @@ NB_MODULE(_cairn, m) {
   m.attr("MAX_METRICS") = cairn::kv::kMaxMetrics;
   m.def(
       "is_metric_name",
-      [](std::string name) {
-        return cairn::kv::CheckAnnotations({{.name = std::move(name)}}, "", {}).has_value();
+      [](nanobind::str name) {
+        const cairn::kv::Metric metric{.name = cairn::python::FromPyText(name)};
+        return cairn::kv::CheckAnnotations({metric}, "", {}).has_value();
       },
       nanobind::arg("name"));
   cairn::python::BindReports(m);

@@ -73,7 +73,7 @@ def test_options_that_the_binding_does_not_know_are_refused(store):
 
 
 def test_of_the_metrics_of_a_trainer_those_that_fit_are_recorded(store):
-    given = {"val loss": 1.0, **{f"class/{i}": np.float32(i) for i in range(70)}}
+    given = {"val loss": 1.0, "\udc80": 2.0, **{f"class/{i}": np.float32(i) for i in range(70)}}
     with pytest.warns(RuntimeWarning, match="left out: .*'val loss'"):
         metrics = recordable_metrics(given, "class/69:3:max")
     store.save(1, {}, metrics=metrics)
