@@ -52,7 +52,8 @@ class Compaction {
         context_{.state = state_,
                  .options = options,
                  .throttle = throttle_,
-                 .progress = [this](uint64_t bytes) { return ReportProgress(bytes); }} {}
+                 .progress = [this](uint64_t bytes) { return ReportProgress(bytes); },
+                 .read_pages = {}} {}
 
   Result<CompactReport> Run() {
     while (true) {

@@ -1,5 +1,4 @@
-// The records are written again as a compaction writes them. Chunks are moved as it moves chunks
-// that lose their deltas.
+// Payload is moved, and the records are written again, as a compaction does it.
 
 #include "kv/rewrite_chunks.h"
 
@@ -22,19 +21,27 @@
 
 namespace cairn::kv {
 
-Result<ReplaceReport> ReplaceChunks(
-    Store& store, std::span<const StoredChunk> chunks,
-    const std::function<Result<std::vector<std::byte>>(size_t i)>& bytes_of) {
+Result<ReplaceReport> ReplacePayload(Store& store, const PayloadReplacement& replacement) {
   internal::StoreState& state = internal::StoreAccess::StateOf(store);
+  internal::LiveRanges ranges(replacement.segments, /*with_raw=*/false);
+  for (const StoredChunk& chunk : replacement.moved) {
+    CAIRN_TRY(ranges.Add(chunk.key, chunk.entry));
+  }
+  const std::vector<internal::LiveRange*> moved = ranges.InOrder();
+  ReplaceReport report;
+  for (const internal::LiveRange* range : moved) report.written_bytes += range->extent.length_bytes;
+  for (const StoredChunk& chunk : replacement.rewritten) {
+    report.written_bytes += chunk.entry.extents.payload.length_bytes();
+  }
+  if (replacement.dry_run || report.written_bytes == 0) return report;
+
   CAIRN_TRY_ASSIGN(const auto turn, internal::TakeCompactTurn(state));
   CAIRN_TRY_ASSIGN(const auto snapshot, store.Latest());
-  ReplaceReport report;
-  if (chunks.empty()) return report;
   size_t next = 0;
   CompactOptions options;
   options.decode = [&](const auto&, std::string_view, const ChunkExtents&,
                        std::span<std::byte> bytes) -> Result<void> {
-    CAIRN_TRY_ASSIGN(const std::vector<std::byte> found, bytes_of(next));
+    CAIRN_TRY_ASSIGN(const std::vector<std::byte> found, replacement.bytes_of(next));
     if (found.size() != bytes.size()) {
       return Fail(ErrorCode::kInvalidArgument, "the new bytes of a chunk have another length");
     }
@@ -42,25 +49,22 @@ Result<ReplaceReport> ReplaceChunks(
     return {};
   };
   Throttle no_limit(0);
-  const internal::CompactContext context{
-      .state = state, .options = options, .throttle = no_limit, .progress = [](uint64_t) {
-        return Result<void>();
-      }};
+  const internal::CompactContext context{.state = state,
+                                         .options = options,
+                                         .throttle = no_limit,
+                                         .progress = replacement.progress,
+                                         .read_pages = replacement.read};
   const std::string name =
       internal::CompactionName(state.session, internal::NewObjectId(state.epoch).id);
-  std::set<uint64_t> segments;
-  for (const StoredChunk& chunk : chunks) {
-    chunk.entry.extents.ForEach([&](const Extent& extent) { segments.insert(extent.segment_id); });
-  }
-  internal::LiveRanges replacements(std::move(segments), /*with_raw=*/true);
   internal::PayloadMover mover(context, snapshot, name);
-  for (; next < chunks.size(); ++next) {
-    CAIRN_TRY_ASSIGN(internal::ChunkVersion* const version,
-                     replacements.Add(chunks[next].key, chunks[next].entry));
+  CAIRN_TRY(mover.Move(moved));
+  for (; next < replacement.rewritten.size(); ++next) {
+    const StoredChunk& chunk = replacement.rewritten[next];
+    ranges.AddSegmentsOf(chunk.entry.extents);
+    internal::ChunkVersion* const version = &ranges.AddVersion(chunk.key, chunk.entry);
     CAIRN_TRY(mover.Rewrite({&version, 1}));
-    report.written_bytes += chunks[next].entry.extents.payload.length_bytes();
   }
-  CAIRN_TRY_ASSIGN(report.rewritten_steps, CommitMoves(state, replacements, mover));
+  CAIRN_TRY_ASSIGN(report.rewritten_steps, CommitMoves(state, ranges, mover));
   return report;
 }
 

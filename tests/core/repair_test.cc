@@ -31,6 +31,7 @@ using cairn::testing::IsError;
 using ::testing::ElementsAre;
 using ::testing::Field;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
 class RepairTest : public StoreTest {
  protected:
@@ -157,6 +158,26 @@ TEST_F(RepairTest, ACopyInAnotherStepIsFoundWithoutASource) {
   ExpectWhole();
 }
 
+// docs/format/segment.md: each extent of a chunk with several begins at a multiple of 4 KiB.
+TEST_F(RepairTest, PartsOfChunksRemainAligned) {
+  const TestTensor small(DType::kInt8, {132}, 7);
+  TestTensor parts(DType::kInt8, {200'000}, 8);
+  Save(8, NumberedState(std::vector{small, parts}));
+  parts.bytes.back() ^= std::byte{1};
+  Save(9, NumberedState(std::vector{TestTensor(DType::kInt8, {132}, 9), parts}));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto before, store->Chunks(Step(9), "t1"));
+  ASSERT_EQ(before[0].extents.size(), 2u);
+  Flip(FileOf(before[0].extents.back()), 9);
+  EXPECT_THAT(VerifyAll(), Not(IsEmpty()));
+  CAIRN_ASSERT_OK_AND_ASSIGN(const RepairReport report, Repair(*store, {}));
+  EXPECT_EQ(report.moved_chunks, 2u);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const auto after, store->Chunks(Step(9), "t1"));
+  ASSERT_EQ(after[0].extents.size(), 2u);
+  EXPECT_NE(after[0].extents.back(), before[0].extents.back());
+  for (const kv::Extent& extent : after[0].extents) EXPECT_EQ(extent.offset_bytes % 4096, 0u);
+  ExpectWhole();
+}
+
 TEST_F(RepairTest, WhatHasNoCopyRemainsDamagedAndIsNamed) {
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto chunks, store->Chunks(Step(1), "t2"));
   CAIRN_ASSERT_OK_AND_ASSIGN(const auto snapshot, store->kv().Latest());
@@ -166,7 +187,8 @@ TEST_F(RepairTest, WhatHasNoCopyRemainsDamagedAndIsNamed) {
   for (const bool dry_run : {true, false, false}) {
     CAIRN_ASSERT_OK_AND_ASSIGN(
         const RepairReport report,
-        Repair(*store, {}, {.dry_run = dry_run, .progress = {}, .record_progress = {}}));
+        Repair(*store, {},
+               {.dry_run = dry_run, .progress = {}, .record_progress = {}, .write_progress = {}}));
     EXPECT_THAT(report.remaining, ElementsAre(Field(&Error::key, "t2")));
     EXPECT_EQ(report.repaired_chunks, 0u);
   }
@@ -245,9 +267,137 @@ TEST_F(RepairTest, AStoreWithoutDamageIsNotChanged) {
   EXPECT_THAT(Repair(*store, mirror), IsError(ErrorCode::kFailedPrecondition, "reading"));
   CAIRN_ASSERT_OK_AND_ASSIGN(
       const RepairReport planned,
-      Repair(*store, mirror, {.dry_run = true, .progress = {}, .record_progress = {}}));
+      Repair(*store, mirror,
+             {.dry_run = true, .progress = {}, .record_progress = {}, .write_progress = {}}));
   EXPECT_EQ(planned.repaired_chunks, 1u);
   EXPECT_EQ(Segments(), segments);
+}
+
+/// A base in one segment, and versions of it in others: step n has n - 1 deltas.
+class RepairOfDeltasTest : public StoreTest {
+ protected:
+  static constexpr uint64_t kSteps = 6;
+  using Sources = std::vector<std::unique_ptr<CheckpointStore>>;
+
+  void SetUp() override {
+    StoreTest::SetUp();
+    for (uint64_t step = 1; step <= kSteps; ++step) {
+      SaveAndKeep(step, {{"w", &tensor_}}, {.max_deltas = 8});
+      for (size_t i = step; i < tensor_.bytes.size(); i += 1009) tensor_.bytes[i] ^= std::byte{1};
+    }
+    ASSERT_EQ(OnlyChunk(kSteps).deltas.size(), kSteps - 1);
+  }
+
+  Sources MirrorOf(const std::vector<uint64_t>& steps) {
+    const std::string path = directory / "mirror";
+    auto mirror = CheckpointStore::Open(path, kv::OpenMode::kWrite);
+    EXPECT_TRUE(testing::IsOk(mirror));
+    kv::CopyOptions options;
+    options.steps = steps;
+    EXPECT_TRUE(testing::IsOk(kv::CopySteps(store->kv(), (*mirror)->kv(), options)));
+    mirror->reset();
+    Sources sources;
+    sources.push_back(*CheckpointStore::Open(path, kv::OpenMode::kRead));
+    return sources;
+  }
+
+  void Flip(const kv::Extent& extent, uint64_t byte) {
+    const std::string file = FileOf(extent);
+    store.reset();
+    FlipByte(file, extent.offset_bytes + byte);
+    Reopen();
+  }
+
+  /// Repairs, and expects the same of a dry run before it.
+  RepairReport ExpectRepaired(const Sources& sources) {
+    const auto planned =
+        Repair(*store, sources,
+               {.dry_run = true, .progress = {}, .record_progress = {}, .write_progress = {}});
+    const auto report = Repair(*store, sources);
+    EXPECT_TRUE(testing::IsOk(planned));
+    EXPECT_TRUE(testing::IsOk(report));
+    if (!planned || !report) return {};
+    EXPECT_THAT(report->remaining, IsEmpty());
+    EXPECT_EQ(planned->written_bytes, report->written_bytes);
+    EXPECT_EQ(planned->repaired_chunks, report->repaired_chunks);
+    ExpectAllSteps();
+    Reopen();
+    ExpectAllSteps();
+    return *report;
+  }
+
+  TestTensor tensor_{DType::kBFloat16, {500'000}, 1};
+};
+
+TEST_F(RepairOfDeltasTest, APageOfTheBaseIsReplacedOnceForAllVersions) {
+  const Sources mirror = MirrorOf({1, 2, 3, 4, 5, 6});
+  Flip(OnlyChunk(1).extents.front(), 300'000);
+  const RepairReport report = ExpectRepaired(mirror);
+  EXPECT_EQ(report.damaged_chunks, kSteps);
+  EXPECT_EQ(report.repaired_chunks, kSteps);
+  EXPECT_EQ(report.written_bytes, tensor_.bytes.size());
+  EXPECT_EQ(OnlyChunk(kSteps).deltas.size(), kSteps - 1);
+}
+
+TEST_F(RepairOfDeltasTest, ADamagedPageDigestIsReplacedWithoutASource) {
+  const kv::Extent base = OnlyChunk(1).extents.front();
+  const std::string file = FileOf(base);
+  store.reset();
+  FlipByte(file, base.page_digests_offset_bytes + 9);
+  Reopen();
+  const RepairReport report = ExpectRepaired({});
+  EXPECT_EQ(report.damaged_chunks, 0u);
+  EXPECT_EQ(report.written_bytes, tensor_.bytes.size());
+  EXPECT_EQ(OnlyChunk(kSteps).deltas.size(), kSteps - 1);
+}
+
+TEST_F(RepairOfDeltasTest, ThePagesOfABaseAreFoundInAnotherStep) {
+  const Sources mirror = MirrorOf({1});
+  DeleteKept({1, 2});
+  Flip(OnlyChunk(4).extents.front(), 300'000);
+  EXPECT_EQ(ExpectRepaired(mirror).written_bytes, tensor_.bytes.size());
+  EXPECT_EQ(OnlyChunk(kSteps).deltas.size(), kSteps - 1);
+}
+
+TEST_F(RepairOfDeltasTest, APageOfADeltaIsReplaced) {
+  const Sources mirror = MirrorOf({4});
+  const kv::Extent delta = OnlyChunk(4).deltas[1];  // since step 3
+  Flip(delta, delta.length_bytes / 2);
+  const RepairReport report = ExpectRepaired(mirror);
+  EXPECT_EQ(report.damaged_chunks, kSteps - 2);
+  EXPECT_EQ(report.written_bytes, delta.length_bytes);
+  EXPECT_EQ(OnlyChunk(kSteps).deltas.size(), kSteps - 1);
+}
+
+TEST_F(RepairOfDeltasTest, AMissingBaseIsWrittenOnceFromItsOwnVersion) {
+  const Sources mirror = MirrorOf({1});
+  fs::remove(FileOf(OnlyChunk(1).extents.front()));
+  Reopen();
+  const RepairReport report = ExpectRepaired(mirror);
+  EXPECT_EQ(report.repaired_chunks, kSteps);
+  EXPECT_EQ(report.written_bytes, tensor_.bytes.size());
+}
+
+TEST_F(RepairOfDeltasTest, VersionsWithAMissingDeltaAreWrittenInFull) {
+  const Sources mirror = MirrorOf({5, 6});
+  fs::remove(FileOf(OnlyChunk(5).deltas[3]));
+  Reopen();
+  const RepairReport report = ExpectRepaired(mirror);
+  EXPECT_EQ(report.repaired_chunks, 2u);  // of steps 5 and 6
+  EXPECT_EQ(report.written_bytes, 2 * tensor_.bytes.size());
+  EXPECT_THAT(OnlyChunk(kSteps).deltas, IsEmpty());
+}
+
+TEST_F(RepairOfDeltasTest, VersionsWithoutACopyRemainAndTheOthersAreMoved) {
+  const Sources mirror = MirrorOf({3});
+  const kv::Extent delta = OnlyChunk(5).deltas[3];  // since step 5
+  Flip(delta, delta.length_bytes / 2);
+  Flip(OnlyChunk(1).extents.front(), 300'000);
+  CAIRN_ASSERT_OK_AND_ASSIGN(const RepairReport report, Repair(*store, mirror));
+  EXPECT_EQ(report.repaired_chunks, 4u);  // of steps 1 to 4
+  EXPECT_THAT(report.remaining, ElementsAre(Field(&Error::key, "w"), Field(&Error::key, "w")));
+  for (const uint64_t step : {1, 2, 3, 4}) EXPECT_EQ(LoadBytes(step, "w"), kept[step]["w"]);
+  EXPECT_THAT(VerifyAll(5), Not(IsEmpty()));
 }
 
 }  // namespace

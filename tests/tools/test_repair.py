@@ -3,6 +3,7 @@
 import shutil
 
 import cairn
+import numpy as np
 import pytest
 
 from cairn_testing import flip_byte
@@ -35,6 +36,24 @@ def test_a_mirror_repairs_flips_and_missing_segments(mirrored, dump, admin, two_
         for step in (100, 200):
             assert_equal(opened.read(step=step, flat=True), whole.read(step=step, flat=True))
     assert "no damage" in admin("repair", store, "--from", mirror, status=0).out
+
+
+def test_versions_with_deltas_share_one_repaired_base(dump, admin, tmp_path):
+    store, mirror = tmp_path / "store", tmp_path / "mirror"
+    weights = np.random.default_rng(0).integers(0, 2**16, 1 << 20).astype(np.uint16)
+    tuning = cairn.SaveTuning(deltas=16)
+    with cairn.open(store, mode="a") as writer:
+        for step in range(1, 9):
+            writer.save(step, {"w": weights}, tuning=tuning)
+            weights[step :: 4096] += 1
+    admin("push", f"{store}@1", mirror, status=0)
+    damage_largest_segment(store)
+    planned = admin("repair", store, "--from", mirror, "--dry-run", status=0).out
+    assert "would write 2.00 MiB" in planned
+    report = admin("repair", store, "--from", mirror, "--json", status=0).json()
+    assert report["repaired_chunks"] == report["damaged_chunks"] == 8
+    assert report["written_bytes"] == weights.nbytes
+    assert dump("verify", store).status == 0
 
 
 def damage_largest_segment(store):

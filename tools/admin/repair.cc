@@ -20,12 +20,13 @@ namespace cairn::tools {
 namespace {
 
 constexpr char kRepairNotes[] =
-    "Reads the complete store. Bytes that do not match their digests are looked for, by digest, "
+    "Reads the complete store. Pages that do not match their digests are looked for, by digest, "
     "in\n"
-    "all steps of this store and of the sources, such as its mirror, and written to new segments.\n"
-    "What is not found remains as it is, and reads continue to refuse it. For roots and tables, "
-    "see\n"
-    "kv-admin rebuild; for a step whose records are lost, kv-admin pull.\n"
+    "all steps of this store and of the sources, such as its mirror, and damaged segments are\n"
+    "written again with them. What is not found remains as it is, and reads continue to refuse "
+    "it.\n"
+    "For roots and tables, see kv-admin rebuild; for a step whose records are lost, kv-admin "
+    "pull.\n"
     "Exit status: 0 no damage remains; 1 damage remains; 2 the repair could not be done.";
 
 constexpr char kWholeStore[] = "a repair concerns all steps";
@@ -47,9 +48,11 @@ void PrintRepair(const core::RepairReport& report, const RepairCommand& command,
                             Plural(report.damaged_chunks, "chunk")));
   out.WriteLine(
       fmt::format("{} {} from good copies, and {} {} of damaged segments",
-                  dry_run ? "would write" : "wrote", Plural(report.repaired_chunks, "chunk"),
+                  dry_run ? "would repair" : "repaired", Plural(report.repaired_chunks, "chunk"),
                   dry_run ? "would move" : "moved", Plural(report.moved_chunks, "good chunk")));
-  if (!dry_run && report.rewritten_steps > 0) {
+  if (dry_run && report.written_bytes > 0) {
+    out.WriteLine(fmt::format("would write {}", HumanBytes(report.written_bytes)));
+  } else if (report.rewritten_steps > 0) {
     out.WriteLine(fmt::format("{} written; {} refer to the new places",
                               HumanBytes(report.written_bytes),
                               Plural(report.rewritten_steps, "step")));
@@ -95,7 +98,8 @@ Result<int> Repair(const RepairCommand& command, Output& out) {
   const core::RepairOptions options{
       .dry_run = command.dry_run,
       .progress = progress.callback(),
-      .record_progress = progress.callback("checking records:", ProgressUnit::kCount)};
+      .record_progress = progress.callback("checking records:", ProgressUnit::kCount),
+      .write_progress = progress.callback("writing:", ProgressUnit::kBytes)};
   CAIRN_TRY_ASSIGN(const core::RepairReport report, core::Repair(*store, sources, options));
   progress.Clear();
   CAIRN_TRY(store->Close());

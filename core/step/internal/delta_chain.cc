@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/step/internal/stored_page_digests.h"
 #include "kv/base/digest.h"
 #include "kv/base/key.h"
 #include "kv/base/read_range.h"
@@ -14,12 +15,7 @@ namespace {
 bool IsIntact(const kv::Snapshot& snapshot, const kv::Extent& extent) {
   std::vector<uint64_t> stored(extent.page_count());
   std::vector<std::byte> bytes(extent.length_bytes);
-  const kv::ReadRange ranges[] = {
-      {.segment_id = extent.segment_id, .offset_bytes = extent.offset_bytes, .target = bytes},
-      {.segment_id = extent.segment_id,
-       .offset_bytes = extent.page_digests_offset_bytes,
-       .target = std::as_writable_bytes(std::span(stored))}};
-  if (!snapshot.Read(ranges, 1, [](size_t, auto) { return Result<void>(); })) return false;
+  if (!ReadWithPageDigests(snapshot, extent, bytes, stored)) return false;
   std::vector<uint64_t> computed;
   kv::AppendPageDigests(bytes, computed, extent.page_bytes());
   return computed == stored;

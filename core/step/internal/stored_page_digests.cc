@@ -34,6 +34,17 @@ void AddPageDigestRanges(const ChunkInfo& chunk, std::vector<uint64_t>& page_dig
                     .target = std::as_writable_bytes(std::span(page_digests))});
 }
 
+Result<void> ReadWithPageDigests(const kv::Snapshot& snapshot, const kv::Extent& extent,
+                                 std::span<std::byte> bytes, std::span<uint64_t> page_digests) {
+  const kv::ReadRange ranges[] = {
+      {.segment_id = extent.segment_id, .offset_bytes = extent.offset_bytes, .target = bytes},
+      {.segment_id = extent.segment_id,
+       .offset_bytes = extent.page_digests_offset_bytes,
+       .target = std::as_writable_bytes(page_digests)}};
+  CAIRN_TRY(snapshot.Read(ranges, 1, [](size_t, auto) { return Result<void>(); }));
+  return {};
+}
+
 bool HasBytes(const kv::Snapshot& snapshot, const kv::Extents& payload) {
   if (payload.length_bytes() <= kv::kMaxBytesWithDeltas) return true;
   std::map<uint64_t, uint64_t> ends;      // by segment

@@ -23,6 +23,11 @@ void AddPageDigestRanges(const kv::Extents& extents, std::vector<uint64_t>& page
 void AddPageDigestRanges(const ChunkInfo& chunk, std::vector<uint64_t>& page_digests,
                          std::vector<kv::ReadRange>& ranges);
 
+/// Reads the bytes of an extent, and the digests next to its pages, with which it does not compare
+/// them. Requires as many bytes and digests as the extent has. Errors: as in Snapshot::Read.
+Result<void> ReadWithPageDigests(const kv::Snapshot& snapshot, const kv::Extent& extent,
+                                 std::span<std::byte> bytes, std::span<uint64_t> page_digests);
+
 /// Returns whether the segments contain as many bytes as the record of a chunk names, so that there
 /// may be memory for them. Makes no request for a chunk of at most 1 GiB.
 bool HasBytes(const kv::Snapshot& snapshot, const kv::Extents& payload);

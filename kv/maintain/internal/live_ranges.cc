@@ -37,20 +37,23 @@ auto* LiveRanges::FindIn(Versions& versions, const ChunkExtents& extents) {
   return found == end ? nullptr : &found->second;
 }
 
+ChunkVersion& LiveRanges::AddVersion(std::string_view key, const ChunkEntry& entry) {
+  if (ChunkVersion* const known = FindIn(versions_, entry.extents)) return *known;
+  return versions_
+      .emplace(LastPlaceOf(entry.extents),
+               ChunkVersion{
+                   .key = std::string(key), .entry = entry, .order = next_order_++, .moved_to = {}})
+      ->second;
+}
+
+void LiveRanges::AddSegmentsOf(const ChunkExtents& extents) {
+  extents.ForEach([&](const Extent& extent) { segments_.insert(extent.segment_id); });
+}
+
 Result<ChunkVersion*> LiveRanges::Add(std::string_view key, const ChunkEntry& entry) {
-  const uint64_t order = next_order_++;
   ChunkVersion* user = nullptr;
-  if (!entry.extents.deltas.empty() || with_raw_) {
-    user = FindIn(versions_, entry.extents);
-    if (user == nullptr) {
-      user = &versions_
-                  .emplace(
-                      LastPlaceOf(entry.extents),
-                      ChunkVersion{
-                          .key = std::string(key), .entry = entry, .order = order, .moved_to = {}})
-                  ->second;
-    }
-  }
+  if (!entry.extents.deltas.empty() || with_raw_) user = &AddVersion(key, entry);
+  const uint64_t order = next_order_++;
   const auto add = [&](const Extent& extent, bool is_delta, bool is_aligned) -> Result<void> {
     if (!Contains(extent.segment_id)) return {};
     return AddExtent({.extent = extent,

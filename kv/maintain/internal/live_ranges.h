@@ -55,6 +55,10 @@ class LiveRanges {
   /// Returns the version of the chunk; null if it is not listed as one. kDataLoss: its extents
   /// contradict the extents of another chunk.
   Result<ChunkVersion*> Add(std::string_view key, const ChunkEntry& entry);
+  /// Lists a chunk as a version, and returns it. Does not add what is stored of it.
+  ChunkVersion& AddVersion(std::string_view key, const ChunkEntry& entry);
+  /// Adds the segments of a chunk that is written in another form to these segments.
+  void AddSegmentsOf(const ChunkExtents& extents);
   /// Forgets the segments that are not in `segments`.
   void Keep(const std::set<uint64_t>& segments);
   /// Returns how many bytes of a segment are used.
@@ -71,7 +75,8 @@ class LiveRanges {
   /// Returns the ranges that are not replaced, in the order in which they were added.
   std::vector<LiveRange*> InOrder();
 
-  /// Returns the extents of a chunk after the move; nothing if they are the same.
+  /// Returns the extents of a chunk after the move; nothing if they are the same. What was not
+  /// added remains in its place.
   std::optional<ChunkExtents> Moved(const ChunkExtents& extents) const;
 
  private:

@@ -151,12 +151,16 @@ Result<void> PayloadMover::MoveBatch(std::span<const Piece> batch) {
   for (const Piece& piece : batch) {
     const Extent from = piece.range->extent.From(piece.begin_bytes);
     const std::span digests = std::span(page_digests_).subspan(page, piece.page_count());
-    reads.push_back({.segment_id = from.segment_id,
-                     .offset_bytes = from.offset_bytes,
-                     .target = std::span(buffer_).subspan(byte, piece.length_bytes)});
-    reads.push_back({.segment_id = from.segment_id,
-                     .offset_bytes = from.page_digests_offset_bytes,
-                     .target = std::as_writable_bytes(digests)});
+    const std::span target = std::span(buffer_).subspan(byte, piece.length_bytes);
+    if (context_.read_pages) {
+      CAIRN_TRY(context_.read_pages(from.First(piece.length_bytes), target, digests));
+    } else {
+      reads.push_back(
+          {.segment_id = from.segment_id, .offset_bytes = from.offset_bytes, .target = target});
+      reads.push_back({.segment_id = from.segment_id,
+                       .offset_bytes = from.page_digests_offset_bytes,
+                       .target = std::as_writable_bytes(digests)});
+    }
     byte += piece.length_bytes;
     page += digests.size();
   }

@@ -29,6 +29,10 @@ struct CompactContext {
   const CompactOptions& options;
   Throttle& throttle;
   std::function<Result<void>(uint64_t moved_bytes)> progress;
+  /// If set, reads the pages that are moved, and their digests.
+  std::function<Result<void>(const Extent& pages, std::span<std::byte> bytes,
+                             std::span<uint64_t> page_digests)>
+      read_pages;
 };
 
 /// Returns the length of an element of the chunk; 1 if its record contradicts itself.
