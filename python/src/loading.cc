@@ -219,6 +219,13 @@ void BindLoading(nb::module_& m, nb::class_<StoreBinding>& store) {
            nb::arg("target"))
       .def("devices", &DevicesOf)
       .def("check_memory", &CheckMemory)
+      // The torch tensors that are filled, without those of requests that were added.
+      .def("tensors",
+           [](const Requests& self) {
+             nb::list tensors;
+             for (const BorrowedTensor& one : self.borrowed) tensors.append(one.tensor);
+             return tensors;
+           })
       .def("targets", &TargetsOf)
       .def("whole_fqns",
            [](const Requests& self) {

@@ -8,13 +8,15 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 import torch
-from cairn_testing import assert_same, shares_storage
+import torch.distributed.checkpoint as dcp
+from cairn_testing import assert_same, damage, payload, shares_storage
 from dtensors import assert_shard, sharded, whole
 from ranks import with_ranks
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import cairn
+from cairn.dcp import CairnReader
 
 
 def test_tensors_keep_their_memory_and_values_are_replaced(store):
@@ -220,3 +222,50 @@ def test_a_meta_module_keeps_its_ties(store):
     store.load({"model": made})
     assert made.head.weight is made.embedding.weight and len(list(made.parameters())) == 2
     assert_same(dict(made.state_dict()), dict(model.state_dict()))
+
+
+def test_autograd_notices_a_load_that_fails(path):
+    with cairn.open(path, mode="a") as store:
+        store.save(1, {"a": torch.ones(4), "b": torch.full((50_000,), 7.0)})
+    damage(path, payload(torch.full((50_000,), 7.0)))
+    weight = torch.nn.Parameter(torch.zeros(4))
+    loss = (weight * weight).sum()
+    with cairn.open(path) as store, pytest.raises(cairn.Corrupt):
+        store.load({"a": weight, "b": torch.zeros(50_000)})
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@with_ranks(2)
+def test_autograd_notices_a_load_of_shards(rank, path):
+    mesh = init_device_mesh("cpu", (2,))
+    with cairn.open(path, mode="a") as store:
+        store.save(1, {"w": distribute_tensor(torch.ones(4), mesh, [Shard(0)])})
+        weight = torch.nn.Parameter(distribute_tensor(torch.zeros(4), mesh, [Shard(0)]))
+        loss = (weight * weight).sum()
+        store.load({"w": weight})
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+LOADS = {
+    "load": lambda store, weight: store.load({"w": weight}, step=1),
+    "converted": lambda store, weight: store.load({"x": weight}, step=1, rename={"^w$": "x"}),
+    "out": lambda store, weight: store.read_slice("w", [], step=1, out=weight.detach()),
+    "pull": lambda store, weight: store.pull({"w": weight}, since=1, step=2),
+    "DCP": lambda store, weight: dcp.load(
+        {"w": weight}, storage_reader=CairnReader(store.address), no_dist=True
+    ),
+}
+
+
+@pytest.mark.parametrize("strides", [(2, 1), (1, 2)], ids=["row-major", "transposed"])
+@pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
+def test_autograd_notices_a_load_before_the_backward_pass(store, load, strides):
+    store.save(1, {"w": torch.ones(2, 2)})
+    store.save(2, {"w": torch.full((2, 2), 2.0)})
+    weight = torch.nn.Parameter(torch.empty_strided((2, 2), strides).fill_(1))
+    loss = (weight * weight).sum()
+    load(store, weight)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()

@@ -47,6 +47,7 @@ from cairn._tensors.targets import (
     Target,
     check_same,
     host_target_of,
+    mark_changed,
     new_array,
     target_of,
 )
@@ -157,6 +158,10 @@ class Load:
         """FQNs of the values of the state that are not those of the step; None: any."""
         return None
 
+    def mark_tensors(self) -> None:
+        """Called before the read, which may fail when it has filled some."""
+        mark_changed([*self.requests.tensors(), *self._others.changed_tensors()])
+
     def _check_doubles(self, doubles: list[tuple[str, str]], refusals: Refusals) -> None:
         """Refuses tensors that are tied in the state and not equal in the step."""
         for fqn, other in doubles:
@@ -188,6 +193,7 @@ class Load:
         """Executes the load. On Corrupt or Unavailable the state is partly filled."""
         from cairn.reports import LoadReport
 
+        self.mark_tensors()
         done = devices.load(
             self._native,
             self._contents.info,
@@ -226,6 +232,8 @@ class OtherLeaves:
         self._shards = Shards(ranks)
         self._meta_tensors = MetaTensorFactory(options.device, ranks)
         self._targets: list[Target] = []
+        self._sharded: list[Any] = []
+        """What has parts that are targets."""
         self.has_new_shards = False
         """Whether a part of a tensor is read into new memory."""
         self.has_new_tensors = False
@@ -270,6 +278,11 @@ class OtherLeaves:
             self._request(index, leaf, self._target_of(array, leaf.fqn), is_new=True)
         else:
             raise self._mismatch(leaf, "a tensor", value)
+
+    def changed_tensors(self) -> list[Any]:
+        """The tensors that the load fills, and those that consist of them."""
+        filled = [target.owner for target in self._targets]
+        return [*filled, *self._sharded, *self._subclasses.values()]
 
     def read_values(self, changed: Container[str] | None = None) -> None:
         """Reads the values, of which the long ones are not read if they are not in `changed`. Ends
@@ -381,6 +394,7 @@ class OtherLeaves:
 
     def _request_shard(self, index: int, leaf: TensorLeaf, value: Any) -> None:
         """Plans the load of this rank's part of a DTensor or ShardedTensor."""
+        self._sharded.append(value)
         shard = self._shards.of(value, leaf.fqn)
         if isinstance(shard, MeshShard):
             self._check_same(leaf, dtype_code(value.dtype, leaf.fqn), shard.global_shape)

@@ -100,6 +100,7 @@ class _Pull(Load):
         changed: list[str] = []
         compared_bytes, bytes_read, seconds = 0, 0, 0.0
         if not self._is_same_step or self._others.has_new_tensors:
+            self.mark_tensors()
             done = self._native.update(
                 old.info,
                 new.info,

@@ -11,7 +11,14 @@ from cairn._base.patterns import exact_patterns
 from cairn._base.tree import TENSOR
 from cairn._opened.opened import Opened
 from cairn._tensors.contents import ValueLeaf, leaf_at
-from cairn._tensors.targets import Target, check_same, new_array, new_tensor, target_of
+from cairn._tensors.targets import (
+    Target,
+    check_same,
+    mark_changed,
+    new_array,
+    new_tensor,
+    target_of,
+)
 from cairn.errors import Invalid
 
 Range = Union[tuple, slice, int]
@@ -85,6 +92,7 @@ class BoxReader:
 
     def read(self) -> None:
         """Fills all boxes that were added. Raises Corrupt."""
+        mark_changed(target.owner for target in self._targets)
         devices.load(self._native, self._contents.info, self._requests)
         for target in self._targets:
             target.complete()

@@ -3,7 +3,7 @@ memory in place of meta tensors."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple
+from typing import TYPE_CHECKING, Any, Callable, Iterable, NamedTuple
 
 from cairn import _cairn
 from cairn._base import dtypes
@@ -52,6 +52,20 @@ class Target(NamedTuple):
             )
         if self.finish is not None:
             self.finish()
+
+
+def mark_changed(values: Iterable[Any]) -> None:
+    """Tells torch that a load, which begins after this, changes the tensors among `values`, so that
+    autograd refuses a backward pass that needs their earlier values."""
+    tensors = [value for value in values if is_torch_tensor(value)]
+    if not tensors:
+        return
+    increment = dtypes.require_torch().autograd.graph.increment_version
+    try:
+        increment(tensors)
+    except TypeError:  # an older torch takes one
+        for tensor in tensors:
+            increment(tensor)
 
 
 def target_of(value: Any, fqn: str) -> Target:

@@ -21,7 +21,7 @@ from cairn._base.open_options import OpenOptions
 from cairn._opened.continued import note_loaded
 from cairn._tensors.contents import leaf_at
 from cairn._tensors.subclasses import SUBCLASS_KEY, check_same, describe, is_subclass
-from cairn._tensors.targets import Target, check_shape, staged_target_of
+from cairn._tensors.targets import Target, check_shape, mark_changed, staged_target_of
 from cairn.dcp._location import (
     CheckpointId,
     Located,
@@ -302,6 +302,7 @@ class _OpenStep:
             for fqn, offsets, target in read.places:
                 place = target.strides, target.address, target.device
                 requests.add(fqn, offsets, target.shape, (target.dtype, *place))
+        mark_changed(target.owner for read in portion for *_, target in read.places)
         devices.load(self.native, self.contents.info, requests)
         for read in portion:
             for _, _, target in read.places:
