@@ -92,7 +92,9 @@ void BindRecords(nb::module_& m) {
       .def_prop_ro("data", [](const core::Pickle& self) {
         return nb::bytes(self.data.data(), self.data.size());
       });
-  nb::class_<kv::StepInfo>(m, "StoredStep").def_ro("step", &kv::StepInfo::step);
+  nb::class_<kv::StepInfo>(m, "StoredStep")
+      .def_ro("step", &kv::StepInfo::step)
+      .def_ro("attempt", &kv::StepInfo::attempt);
   nb::class_<core::TensorInfo>(m, "TensorInfo")
       .def_prop_ro("fqn", [](const core::TensorInfo& self) { return ToPyText(self.fqn); })
       .def_prop_ro("dtype",

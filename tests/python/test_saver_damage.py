@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
 import warnings
 from pathlib import Path
 
@@ -10,12 +11,14 @@ import cairn_testing
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from cairn_testing import assert_same
 from ranks import run_on_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import cairn
+from cairn.dcp import CairnReader, CairnWriter
 from cairn.torch import ResumedStep, Saver
 
 
@@ -187,11 +190,27 @@ def test_a_new_run_after_damage_of_all_steps_refers_to_none(saved):
 
 
 def go_back(rank, path, way):
+    state = state_of(0)
+    if way in ("reader", "copy"):
+        with cairn.open(path if way == "reader" else f"{path}-copy", timeout=600) as reader:
+            reader.load(state, step=20)
+    elif way == "dcp":
+        dcp.load(state, storage_reader=CairnReader(path, step=20))
+        for step in (30, 40):
+            dcp.save(state_of(30), storage_writer=CairnWriter(path, step=step, overwrite=True))
+        return
     with cairn.open(path, mode="a", timeout=600) as store:
-        if way == "load":
-            state = state_of(0)
-            store.load(state, step=20)
-            store.save(30, state_of(30), overwrite=True)
+        if way in ("load", "reader", "copy", "writer"):
+            if way in ("load", "writer"):
+                store.load(state, step=20)
+            else:
+                with pytest.raises(cairn.Conflict):
+                    store.save(30, state_of(30))
+            if way == "writer":
+                with store.writer(30, overwrite=True) as writer:
+                    writer.add_all(state_of(30).items() if rank == 0 else ())
+            else:
+                store.save(30, state_of(30), overwrite=True)
             store.save(40, state_of(30))
         else:
             with Saver(store, every=10, overwrite=True, async_=way == "async") as saver:
@@ -200,14 +219,17 @@ def go_back(rank, path, way):
                 saver.step(40, state_of(30))
 
 
-@pytest.mark.parametrize("way", ["load", "saver", "async"])
+@pytest.mark.parametrize("way", ["load", "reader", "copy", "writer", "dcp", "saver", "async"])
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_a_run_that_goes_back_refers_to_no_damaged_step(saved, way, world_size):
+    if way == "copy":
+        kv_admin = Path(cairn.__file__).parents[2] / "bin/kv-admin"
+        subprocess.run([kv_admin, "mirror", saved, f"{saved}-copy"], check=True, timeout=1200)
     damage(saved, 30)
     run_on_ranks(go_back, saved, way, world_size=world_size)
     with cairn.open(saved) as store:
         assert not any(store.damaged_keys(step) for step in (10, 20, 30, 40))
-        assert store.step_info(30).base_step == 20
+        assert store.step_info(30).base_step == (None if way == "copy" else 20)
         assert store.step_info(40).base_step == 30
 
 

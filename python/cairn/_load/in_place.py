@@ -133,7 +133,7 @@ def run_load(
     opened.native.continue_from(load.info)
     opened.loaded = LoadedStep(load.info, is_own=place[0] is opened.native)
     if opened.mode == "r":
-        note_loaded(opened.native, load.info)
+        note_loaded(opened.native, load.info, is_own=opened.loaded.is_own)
     return report
 
 

@@ -71,18 +71,21 @@ def prepare_together(
     prepare: Callable[[], tuple[dict[str, Any], FlatState]],
     differing: str | None,
     buffers: Callable[[], set[str]],
+    returned_to: Callable[[dict[str, Any]], dict[str, Any]],
 ) -> tuple[dict[str, Any], FlatState]:
     """Returns this rank's arguments and state, checked against the other ranks. Collective.
 
     ``prepare()`` returns the arguments and state; if it raises on one rank, all ranks raise. Raises
     Invalid if the arguments differ, if the patterns match nothing, or if ranks hold different data
     under one key and ``differing`` (`SaveTuning.differing`) does not permit it. ``buffers()``: the
-    FQNs of buffers of modules, once the state is prepared.
+    FQNs of buffers of modules, once the state is prepared. ``returned_to(arguments)``:
+    the arguments that choose the step to which a rank has gone back as the base; those of rank 0
+    count.
     """
     if ranks.world_size == 1:
         arguments, flat = prepare()
         _check_matched(flat, len(flat.batch) > 0)
-        return arguments, flat
+        return arguments | returned_to(arguments), flat
     everyone = Groups(b"", [tuple(range(ranks.world_size))])
     compared = ranks.compared = ranks.compared or Compared()
 
@@ -97,10 +100,11 @@ def prepare_together(
             groups = known.groups or everyone
         sums = groups.sums(batch, ranks.rank) if any(needed) else []
         own = len(batch) > 0, differing, _digest(arguments), layout, _digest(batch.long_values())
-        return (arguments, flat), (*own, needed, groups is not everyone, sums)
+        base = returned_to(arguments) if ranks.rank == 0 else {}
+        return (arguments, flat), (*own, base, needed, groups is not everyone, sums)
 
     (arguments, flat), replies = ranks.run_and_exchange(prepare_local)
-    has_leaves, given, saved_with, digests, long, *rest = map(list, zip(*replies))
+    has_leaves, given, saved_with, digests, long, bases, *rest = map(list, zip(*replies))
     needed, is_grouped, sums = rest
     if len(set(given)) > 1:
         raise Invalid("SaveTuning(differing=) is not the same on all ranks")
@@ -141,7 +145,7 @@ def prepare_together(
         if len(own_parts) < len(parts):
             flat.batch.set_sharding(fqn, (shape, None, own_parts))
     _leave_long_values(ranks, flat, is_same=len(set(long)) == 1)
-    return arguments, flat
+    return arguments | bases[0], flat
 
 
 def _check_matched(flat: FlatState, has_leaves: bool) -> None:

@@ -9,7 +9,7 @@ from cairn import _cairn
 from cairn._base.addresses import step_number
 from cairn._base.devices import current_streams
 from cairn._base.patterns import all_patterns, clean_prefix, pattern_list
-from cairn._opened.continued import base_arguments, continue_from_loaded
+from cairn._opened.continued import base_arguments, continue_from_loaded, noted_base
 from cairn._opened.handle import Follow, SaveHandle
 from cairn._opened.opened import Opened
 from cairn._ranks.ranks import Ranks
@@ -134,7 +134,13 @@ def prepare_save(
         allow_pickle = options.allow_pickle
         return arguments, flatten(adapter.state, allow_pickle, ranks, patterns, copies, known=known)
 
-    arguments, flat = prepare_together(ranks, prepare, differing, lambda: buffers)
+    def returned_to(arguments: dict[str, Any]) -> dict[str, Any]:
+        has_base = base or arguments.get("base_step") is not None
+        if opened is None or has_base or not arguments.get("incremental", True):
+            return {}
+        return noted_base(opened.native, arguments["step"])
+
+    arguments, flat = prepare_together(ranks, prepare, differing, lambda: buffers, returned_to)
     streams = current_streams(flat.batch.devices())
     place = {"batch": flat.batch, "streams": streams, "deadline": ranks.timeout}
     return {**arguments, **annotations, **place}

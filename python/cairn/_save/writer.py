@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from cairn import _cairn
 from cairn._base.devices import current_streams
-from cairn._opened.continued import continue_from_loaded
+from cairn._opened.continued import base_arguments, continue_from_loaded, noted_base
 from cairn._opened.opened import Opened
 from cairn._save.flatten import flatten
 from cairn._save.options import SaveOptions
@@ -144,21 +144,26 @@ class Writer:
             annotations = self._options.annotations()
             self._opened.begin_writer(self)
             self._opened.begin_change()
+            base = noted_base(self._opened.native, self.step)
             continue_from_loaded(self._opened.native, self.step)
             self._part = _cairn.StepPart(self._opened.native)
-            return annotations, [self.step, arguments]
+            return annotations, [self.step, arguments, base]
 
         arguments = self._options.native()
         for name in _NO_MEANING:
             arguments.pop(name, None)
         try:
             self._ranks.begin("writer")
+            loaded = base_arguments(self._opened)
             annotations, replies = self._ranks.run_and_exchange(prepare)
-            if any(one != replies[0] for one in replies):
+            *first, base = replies[0]
+            if any(one[:2] != first for one in replies):
                 raise Invalid(
                     "the ranks write with different steps or options: all give the same arguments",
                     step=self.step,
                 )
+            if arguments.get("base_step") is None and arguments.get("incremental", True):
+                arguments |= loaded or base
             part = self._part
             assert part is not None  # or prepare() has raised
             self._ranks.run_together(

@@ -24,7 +24,7 @@ from typing import Any
 from cairn import _cairn
 from cairn._base.addresses import canonical_address, is_directory
 from cairn._opened import coordinator_parts
-from cairn._opened.continued import continue_from_loaded
+from cairn._opened.continued import continue_from_loaded, noted_base
 from cairn.dcp._location import Location
 from cairn.errors import Conflict, Error, Invalid, NotFound, Unavailable
 
@@ -44,6 +44,8 @@ class Ticket:
     rank: int
     job: str
     """Identifier of the coordinator's process."""
+    base: dict[str, Any]
+    """Arguments that choose the step with which the save is compared; none: the latest."""
 
     @property
     def prefix(self) -> str:
@@ -74,6 +76,8 @@ class Part:
         self.canonical_address = canonical_address(address)
         self.store = _cairn.Store(address, True, None, session=session)
         self._native: _cairn.StepPart | None = _cairn.StepPart(self.store)
+        self.base: dict[str, Any] = {}
+        """See `Ticket`."""
         self.has_other_ranks = False
         """Whether other ranks may join, which they can only while this part is open."""
 
@@ -128,6 +132,7 @@ def open_for_save(location: Location, overwrite: bool) -> Part:
     coordinator_parts.register(part.canonical_address, part)  # a later save may close it
     try:
         _check_steps(location, part.store.steps(), overwrite)
+        part.base = noted_base(part.store, location.step or 0)
         continue_from_loaded(part.store, location.step or 0)
     except BaseException:
         part.close()
@@ -163,7 +168,8 @@ def tickets(part: Part, location: Location, world_size: int) -> list[Ticket]:
     """One ticket per rank."""
     attempt = part.native.open_session(location.step or 0, world_size)
     part.has_other_ranks = world_size > 1
-    return [Ticket(location.address, attempt, rank, _JOB) for rank in range(world_size)]
+    base = part.base
+    return [Ticket(location.address, attempt, rank, _JOB, base) for rank in range(world_size)]
 
 
 # Planners that cache plans (enable_plan_caching) give a rank the plan of an earlier save, with an
@@ -200,4 +206,4 @@ def _published_ticket(address: str, rank: int) -> Ticket:
             "this plan has not been through CairnWriter.prepare_global_plan: a planner must keep "
             f"storage_data, or give the plan of an earlier save ({error})"
         ) from error
-    return Ticket(address, tuple(found["attempt"]), rank, found["job"])
+    return Ticket(address, tuple(found["attempt"]), rank, found["job"], found["base"])

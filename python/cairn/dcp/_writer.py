@@ -282,7 +282,11 @@ class CairnWriter(Located, StorageWriter, AsyncStager):
         self, part: saves.Part, ticket: saves.Ticket, plan: SavePlan, planner: SavePlanner
     ) -> list[WriteResult]:
         part.native.begin(
-            ticket.attempt, ticket.rank, overwrite=self.overwrite, chunk_bytes=self._chunk_bytes
+            ticket.attempt,
+            ticket.rank,
+            overwrite=self.overwrite,
+            chunk_bytes=self._chunk_bytes,
+            **ticket.base,
         )
         portion = _Portion(self.use_collectives)
         for items in _by_fqn(plan.items):
