@@ -33,7 +33,7 @@ class Faults(ThreadingHTTPServer):
         self.server = urlsplit(endpoint).netloc
         self.refused = 0
         self._to_refuse = 0
-        self._next: tuple[str, Callable[[str, str], bool]] | None = None
+        self._next: tuple[str, Callable[[str, str], bool], int] | None = None
         self._lock = threading.Lock()
 
     def address(self, store: str) -> str:
@@ -45,11 +45,14 @@ class Faults(ThreadingHTTPServer):
         with self._lock:
             self._to_refuse = count
 
-    def arm(self, fault: str, is_meant: Callable[[str, str], bool]) -> None:
+    def arm(
+        self, fault: str, is_meant: Callable[[str, str], bool], refused_after: int = 0
+    ) -> None:
         """The fault of the next request with a method and a path for which ``is_meant`` is true:
-        "busy", "denied" or "lost" (performed, without a response)."""
+        "busy", "denied" or "lost" (performed, without a response). Refuses as many requests after
+        it."""
         with self._lock:
-            self._next = fault, is_meant
+            self._next = fault, is_meant, refused_after
 
     def disarm(self) -> None:
         with self._lock:
@@ -64,7 +67,8 @@ class Faults(ThreadingHTTPServer):
                 return "busy"
             if self._next is None or not self._next[1](method, path):
                 return None
-            fault, self._next = self._next[0], None
+            fault, _, self._to_refuse = self._next
+            self._next = None
             return fault
 
     @contextlib.contextmanager

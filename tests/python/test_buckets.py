@@ -8,15 +8,18 @@ which ranks and the server are killed.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import subprocess
 import sys
+from pathlib import Path
 
 import botocore.session
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from cairn_testing import run_python, steps_of
+from cairn_testing import run_python, steps_of, wait_until
 from process_suites import kills_of_ranks, run_suite, suites
 from s3_server import SEAWEED
 
@@ -24,6 +27,8 @@ import cairn
 from cairn import _cairn
 from cairn.dcp import _register
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+
+BIN = Path(cairn.__file__).parents[2] / "bin"
 
 
 def test_a_close_that_cannot_remove_the_lease_can_be_repeated(bucket, faults, monkeypatch):
@@ -38,6 +43,35 @@ def test_a_close_that_cannot_remove_the_lease_can_be_repeated(bucket, faults, mo
     store.close()
     store.close()
     run_python("import cairn, sys; cairn.open(sys.argv[1], mode='a').close()", bucket)
+
+
+def test_a_mirror_continues_after_a_commit_of_unknown_outcome(bucket, faults, path, monkeypatch):
+    monkeypatch.setenv("CAIRN_S3_TIMEOUT", "2")
+
+    def has_steps(*steps: int) -> bool:
+        with contextlib.suppress(cairn.NotFound):
+            return steps_of(bucket) == list(steps)
+        return False
+
+    def is_root(method: str, name: str) -> bool:
+        return method == "PUT" and "/roots/" in name
+
+    with cairn.open(path, mode="a") as store:
+        store.save(1, {"n": 1})
+        words = [BIN / "kv-admin", "mirror", path, faults.address(bucket), "--follow"]
+        with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
+            try:
+                wait_until(lambda: has_steps(1))
+                faults.arm("lost", is_root, refused_after=1 << 30)
+                store.save(2, {"n": 2})
+                assert "it is unknown whether root" in process.stderr.readline()
+                faults.refuse(0)
+                store.save(3, {"n": 3})
+                wait_until(lambda: has_steps(1, 2, 3))
+                process.terminate()
+                assert process.wait(timeout=1200) == 0
+            finally:
+                process.kill()
 
 
 def test_credentials_of_a_function(bucket, server, monkeypatch):

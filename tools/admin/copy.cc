@@ -180,7 +180,8 @@ class Mirror {
 
   Result<void> Run() {
     while (!CancelRequested()) {
-      const auto round = CopyOnce();
+      auto round = OpenTarget();
+      if (round) round = CopyOnce();
       if (!command_.follow) {
         CAIRN_TRY(round);
         break;
@@ -189,11 +190,12 @@ class Mirror {
         if (round.error().code == ErrorCode::kCancelled) break;
         if (round.error().code != ErrorCode::kUnavailable) return round;
         Warn("kv-admin", EscapeText(round.error().ToString()) + "; trying again");
+        to_.reset();  // it accepts no change after one whose outcome is unknown
       }
       CAIRN_TRY(out_.Finish());
       Await();
     }
-    CAIRN_TRY(to_->Close());
+    if (to_ != nullptr) CAIRN_TRY(to_->Close());
     if (command_.follow || damaged_steps_ == 0) return {};
     return Fail(Error{.code = ErrorCode::kDataLoss,
                       .message = fmt::format("{} not copied, because of damage in the source",
@@ -202,6 +204,15 @@ class Mirror {
   }
 
  private:
+  /// Opens the target again, if it is not open. kNotFound: it is gone; it is not created again.
+  Result<void> OpenTarget() {
+    if (to_ != nullptr) return {};
+    CAIRN_TRY_ASSIGN(const std::string store, ParseStore(command_.copy.to, ""));
+    CAIRN_TRY(kv::Store::Open(store, kv::OpenMode::kRead));
+    CAIRN_TRY_ASSIGN(to_, kv::Store::Open(store, kv::OpenMode::kWrite));
+    return {};
+  }
+
   Result<void> CopyOnce() {
     CAIRN_TRY_ASSIGN(const auto snapshot, from_->Latest());
     CAIRN_TRY_ASSIGN(const std::vector<kv::StepInfo> changed, NewSteps(*snapshot));
@@ -267,7 +278,7 @@ class Mirror {
   const MirrorCommand& command_;
   const std::shared_ptr<kv::Throttle> throttle_;
   const std::unique_ptr<kv::Store> from_;
-  const std::unique_ptr<kv::Store> to_;
+  std::unique_ptr<kv::Store> to_;  // null: it has to be opened again
   Output& out_;
   std::map<uint64_t, uint64_t> done_;  // generations of the steps that were copied or are damaged
   size_t damaged_steps_ = 0;
