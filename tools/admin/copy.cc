@@ -188,9 +188,11 @@ class Mirror {
       }
       if (!round) {
         if (round.error().code == ErrorCode::kCancelled) break;
-        if (round.error().code != ErrorCode::kUnavailable) return round;
+        // Its own lease, if that could not be removed, expires within a minute.
+        const bool is_held = to_ == nullptr && round.error().code == ErrorCode::kConflict;
+        if (round.error().code != ErrorCode::kUnavailable && !is_held) return round;
         Warn("kv-admin", EscapeText(round.error().ToString()) + "; trying again");
-        to_.reset();  // it accepts no change after one whose outcome is unknown
+        reopens_ = true;  // the target accepts no change after one whose outcome is unknown
       }
       CAIRN_TRY(out_.Finish());
       Await();
@@ -204,12 +206,14 @@ class Mirror {
   }
 
  private:
-  /// Opens the target again, if it is not open. kNotFound: it is gone; it is not created again.
+  /// Opens the target again after an error. kNotFound: it is gone; it is not created again.
   Result<void> OpenTarget() {
-    if (to_ != nullptr) return {};
+    if (!reopens_) return {};
+    to_.reset();
     CAIRN_TRY_ASSIGN(const std::string store, ParseStore(command_.copy.to, ""));
     CAIRN_TRY(kv::Store::Open(store, kv::OpenMode::kRead));
     CAIRN_TRY_ASSIGN(to_, kv::Store::Open(store, kv::OpenMode::kWrite));
+    reopens_ = false;
     return {};
   }
 
@@ -278,7 +282,8 @@ class Mirror {
   const MirrorCommand& command_;
   const std::shared_ptr<kv::Throttle> throttle_;
   const std::unique_ptr<kv::Store> from_;
-  std::unique_ptr<kv::Store> to_;  // null: it has to be opened again
+  std::unique_ptr<kv::Store> to_;  // null: it could not be opened again
+  bool reopens_ = false;           // `to_` is opened again before the next round
   Output& out_;
   std::map<uint64_t, uint64_t> done_;  // generations of the steps that were copied or are damaged
   size_t damaged_steps_ = 0;
