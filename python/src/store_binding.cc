@@ -412,17 +412,19 @@ nb::class_<StoreBinding> StoreBinding::Bind(nb::module_& m) {
             self.Use([&](Store& store) { return store.kv().ChangeTags({{name, step}}); });
           },
           nb::arg("name"), nb::arg("step").none())
-      .def("step_info",
-           [](const Self& self, uint64_t step) {
-             return self.AskLatest([&](auto& now) -> Result<TaggedStep> {
-               CAIRN_TRY_ASSIGN(kv::StepInfo info, now.FindStep(step));
-               TaggedStep found{std::move(info), {}};
-               for (const auto& [name, tagged] : now.tags()) {
-                 if (tagged == step) found.tags.push_back(name);
-               }
-               return found;
-             });
-           })
+      .def(
+          "step_info",
+          [](const Self& self, std::optional<uint64_t> step) {
+            return self.AskLatest([&](auto& now) -> Result<TaggedStep> {
+              CAIRN_TRY_ASSIGN(kv::StepInfo info, now.FindStep(step));
+              TaggedStep found{std::move(info), {}};
+              for (const auto& [name, tagged] : now.tags()) {
+                if (tagged == found.step) found.tags.push_back(name);
+              }
+              return found;
+            });
+          },
+          nb::arg("step").none())
       .def("retention",
            [](const Self& self) {
              const kv::RetentionPolicy policy =

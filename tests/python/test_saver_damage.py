@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from cairn_testing import assert_same
+from process_suites import PROGRAMS
 from ranks import run_on_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
@@ -223,14 +224,23 @@ def go_back(rank, path, way):
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_a_run_that_goes_back_refers_to_no_damaged_step(saved, way, world_size):
     if way == "copy":
-        kv_admin = Path(cairn.__file__).parents[2] / "bin/kv-admin"
-        subprocess.run([kv_admin, "mirror", saved, f"{saved}-copy"], check=True, timeout=1200)
+        words = [PROGRAMS / "kv-admin", "mirror", saved, f"{saved}-copy"]
+        subprocess.run(words, check=True, timeout=1200)
     damage(saved, 30)
     run_on_ranks(go_back, saved, way, world_size=world_size)
     with cairn.open(saved) as store:
         assert not any(store.damaged_keys(step) for step in (10, 20, 30, 40))
         assert store.step_info(30).base_step == (None if way == "copy" else 20)
         assert store.step_info(40).base_step == 30
+
+
+def test_a_store_without_steps_is_saved_to_after_a_load_from_its_fallback(saved, tmp_path):
+    cairn.open(tmp_path / "new", mode="a").close()
+    with cairn.open(tmp_path / "new", fallback=[saved]) as reader:
+        assert reader.load(state_of(0)).step == 30
+    with cairn.open(tmp_path / "new", mode="a") as store:
+        store.save(40, state_of(40))
+        assert_same(store.read(), state_of(40))
 
 
 def sharded(step: int) -> dict:

@@ -85,14 +85,16 @@ def noted_base(native: _cairn.Store, step: int) -> dict[str, Any]:
 def continue_from_loaded(native: _cairn.Store, step: int) -> None:
     """The save of `step`, which begins after this, continues from the step that was noted if the
     run has gone back to it."""
+    if not _notes or step >= (native.latest() or 0):
+        return
     note = _note_of(native)
-    if note is not None and step < native.latest():
+    if note is not None:
         native.continue_from(note.loaded.info)
 
 
 def _note_of(native: _cairn.Store) -> _Note | None:
     """The note for the next save: until a step is saved, if the store has loaded no other one."""
-    note = _notes.get(native.uuid()) if _notes else None
+    note = _notes.get(native.uuid())
     if note is None or note.latest_attempt != _latest_attempt(native):
         return None
     if native.has_loaded() and native.has_continued(note.loaded.info) is None:
@@ -108,5 +110,6 @@ def _has(native: _cairn.Store, loaded: LoadedStep) -> bool:
 
 
 def _latest_attempt(native: _cairn.Store) -> str | None:
-    latest = native.latest()
-    return None if latest is None else native.step_info(latest).attempt
+    with suppress(NotFound):
+        return native.step_info(None).attempt
+    return None
