@@ -13,22 +13,19 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import botocore.session
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from cairn_testing import run_python, steps_of, wait_until
-from process_suites import kills_of_ranks, run_suite, suites
+from process_suites import PROGRAMS, kills_of_ranks, run_suite, suites
 from s3_server import SEAWEED
 
 import cairn
 from cairn import _cairn
 from cairn.dcp import _register
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
-
-BIN = Path(cairn.__file__).parents[2] / "bin"
 
 
 def test_a_close_that_cannot_remove_the_lease_can_be_repeated(bucket, faults, monkeypatch):
@@ -58,7 +55,7 @@ def test_a_mirror_continues_after_a_commit_of_unknown_outcome(bucket, faults, pa
 
     with cairn.open(path, mode="a") as store:
         store.save(1, {"n": 1})
-        words = [BIN / "kv-admin", "mirror", path, faults.address(bucket), "--follow"]
+        words = [PROGRAMS / "kv-admin", "mirror", path, faults.address(bucket), "--follow"]
         with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
             try:
                 wait_until(lambda: has_steps(1))

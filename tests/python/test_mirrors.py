@@ -19,6 +19,7 @@ import torch
 from cairn_testing import assert_same, run_python, state_of, steps_of, wait_until
 from dtensors import sharded_state, whole
 from interpreters import Program
+from process_suites import PROGRAMS
 from ranks import run_on_ranks
 
 import cairn
@@ -360,9 +361,6 @@ def test_nobody_waits_for_a_mirror_whose_thread_has_ended(
     assert 2 in steps_of(target) and 2 in steps_of(tmp_path / "far")
 
 
-KV_DUMP = Path(cairn.__file__).parents[2] / "bin/kv-dump"
-
-
 def state_of_job(step: int) -> dict:
     always = np.random.default_rng(step).integers(0, 255, 300_001, dtype=np.uint8)
     return {"always": always, "never": np.arange(100_000), "step": step}
@@ -396,7 +394,8 @@ while True:
 
 
 def verify(address) -> None:
-    result = subprocess.run([KV_DUMP, "verify", str(address)], capture_output=True, timeout=1200)
+    words = [PROGRAMS / "kv-dump", "verify", str(address)]
+    result = subprocess.run(words, capture_output=True, timeout=1200)
     assert result.returncode == 0, result.stdout + result.stderr
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import warnings
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,13 +12,12 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from cairn_testing import Stateful, assert_same
+from process_suites import PROGRAMS
 from ranks import run_on_ranks, with_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import cairn
-
-BIN = Path(cairn.__file__).parents[2] / "bin"
 
 warnings.filterwarnings("ignore", module="torch.optim")
 
@@ -251,7 +249,7 @@ def test_an_imported_step_fills_a_new_optimizer(store, tmp_path):
     torch.save(state, tmp_path / "state.pt")
     for step, name in enumerate(["dcp", "state.pt"], 1):
         words = ["import", tmp_path / "imported", "--step", step, tmp_path / name]
-        subprocess.run([BIN / "kv-admin", *map(str, words)], check=True, timeout=1200)
+        subprocess.run([PROGRAMS / "kv-admin", *map(str, words)], check=True, timeout=1200)
 
     for step in (1, 2):
         new = torch.optim.AdamW(new_model().parameters())
