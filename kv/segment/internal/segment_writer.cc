@@ -14,7 +14,7 @@
 namespace cairn::kv::internal {
 namespace {
 
-constexpr uint64_t kFirstReserveBytes = 64ull << 20;
+constexpr uint64_t kFirstReserveBlocks = 32;
 constexpr uint64_t kMaxReserveBytes = 1ull << 30;
 // Smaller payload is copied: a borrowed write ends the current block, which may be nearly empty.
 constexpr uint64_t kMinBorrowedBytes = 256 << 10;
@@ -58,8 +58,10 @@ void SegmentWriter::Reserve(uint64_t end_bytes) {
   if (file == nullptr || end_bytes <= reserved_bytes_) return;
   // ext4 and xfs serialise writes that extend a file; allocating space ahead avoids that. If the
   // file system cannot do that, or has little space left, writes extend the file.
-  const uint64_t ahead = std::clamp(end_bytes, kFirstReserveBytes, kMaxReserveBytes);
-  const uint64_t wanted = RoundUp(end_bytes + pool_->block_bytes(), ahead);
+  const uint64_t block_bytes = pool_->block_bytes();
+  const uint64_t ahead =
+      std::max(std::min(end_bytes, kMaxReserveBytes), kFirstReserveBlocks * block_bytes);
+  const uint64_t wanted = RoundUp(end_bytes + block_bytes, ahead);
   const uint64_t begin = std::max(reserved_bytes_, end_bytes);
   reserved_bytes_ = wanted;
   (void)::fallocate(file->fd(), 0, static_cast<off_t>(begin), static_cast<off_t>(wanted - begin));
