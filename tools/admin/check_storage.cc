@@ -1,6 +1,7 @@
 // `kv-admin check-storage`: runs the checks of storages and prints their results.
 
 #include <fmt/format.h>
+#include <sys/stat.h>
 
 #include <chrono>
 #include <filesystem>
@@ -36,6 +37,14 @@ struct CheckStorageCommand {
 
 /// How long another mount may take to show the new directory before it is said to be another one.
 constexpr auto kFolderLag = std::chrono::seconds(30);
+
+/// Whether these are two directories of one mounted file system, so that neither is a mount of the
+/// other.
+bool AreTwoDirectories(const std::string& a, const std::string& b) {
+  struct stat first, second;
+  return ::stat(a.c_str(), &first) == 0 && ::stat(b.c_str(), &second) == 0 &&
+         first.st_dev == second.st_dev && first.st_ino != second.st_ino;
+}
 
 /// How long one check takes, if a round is slow.
 constexpr auto kCheckTime = std::chrono::seconds(30);
@@ -93,8 +102,10 @@ class CheckFolder {
     created_ = true;
     const auto deadline = std::chrono::steady_clock::now() + kFolderLag;
     while (!std::filesystem::exists(second_->address(), error)) {
+      if (CancelRequested()) return Fail(ErrorCode::kCancelled, "interrupted");
       if (std::chrono::steady_clock::now() > deadline ||
-          !std::filesystem::exists(command.second_address, error)) {
+          !std::filesystem::exists(command.second_address, error) ||
+          AreTwoDirectories(command.address, command.second_address)) {
         return Fail(ErrorCode::kInvalidArgument,
                     fmt::format("{} is not another mount of {}: a directory that was created in "
                                 "one does not exist in the other",
