@@ -15,9 +15,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The current directory, which Python would search for modules, may contain anything.
+// The current directory, which Python would search for modules, may contain anything. Without the
+// garbage collector, torch is imported in 0.8 of the time.
 constexpr const char* kCode = R"(
-import sys
+import gc, sys
+gc.disable()
 sys.path = [path for path in sys.path if path]
 try:
     import torch
@@ -28,6 +30,8 @@ except ImportError as error:
           "Python in CAIRN_PYTHON",
           file=sys.stderr)
     sys.exit(2)
+gc.freeze()
+gc.enable()
 sys.exit(main(sys.argv[1:]))
 )";
 
