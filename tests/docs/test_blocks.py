@@ -16,6 +16,8 @@ NOT_RUN = {
     "needs a scheduler": 2,
     "needs a second mount": 1,
 }
+# Tests that divide the pages, so that they can run at the same time.
+SHARES = 2
 
 
 def is_integration(page: Path) -> bool:
@@ -26,21 +28,34 @@ def run_here() -> list[Path]:
     return [page for page in pages() if not is_integration(page)]
 
 
-@pytest.mark.timeout(1800)  # all programs of the documentation
-def test_all_pages_run(tmp_path):
-    names = [
+def programs() -> list[str]:
+    return [
         page.relative_to(DOCS).as_posix()
         for page in run_here()
         if any(block.is_program() for block in blocks_of(page.read_text()))
     ]
 
-    results = run_pages(tmp_path / "pages", names)
 
-    assert sum(result["blocks"] for result in results) >= 40, "the list of blocks looks wrong"
-    assert sum(result["commands"] for result in results) >= 60, "the list of commands looks wrong"
+@pytest.mark.timeout(1800)  # all programs of the documentation
+@pytest.mark.parametrize("share", range(SHARES))
+def test_all_pages_run(tmp_path, share):
+    results = run_pages(tmp_path / "pages", programs()[share::SHARES])
+
     # tests/integrations/test_pages.py runs these, too, if the library is installed.
     skipped = [each for result in results for each in result["skipped"]]
     assert all(re.fullmatch(r"line \d+ needs \w+", each) for each in skipped), skipped
+
+
+def test_there_are_many_programs():
+    blocks = [
+        block
+        for name in programs()
+        for block in blocks_of((DOCS / name).read_text())
+        if block.reason in (None, "a synopsis")
+    ]
+
+    assert sum(block.language == "python" for block in blocks) >= 40
+    assert sum(len(block.commands()) for block in blocks) >= 60
 
 
 def test_the_first_block_about_conversion_runs_alone(tmp_path):

@@ -11,6 +11,9 @@ import pytest
 from matrix_run import run_and_check
 from s3_server import folder, server  # noqa: F401 - fixtures
 
+SHARES = 2
+"""Tests that divide the pairs, so that they can run at the same time."""
+
 
 def _run(some: list[cells.Cell], server: dict[str, str], tmp_path: Path) -> None:
     only = os.environ.get("CAIRN_MATRIX_ONLY", "")
@@ -26,8 +29,9 @@ def test_the_page_names_each_operation_and_only_known_values():
 
 
 @pytest.mark.timeout(3600)
-def test_all_pairs(server, tmp_path):
-    _run(cells.all_pairs(), server, tmp_path)
+@pytest.mark.parametrize("share", range(SHARES))
+def test_all_pairs(server, tmp_path, share):
+    _run(cells.all_pairs()[share::SHARES], server, tmp_path)
 
 
 @pytest.mark.slow

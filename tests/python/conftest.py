@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import signal
@@ -40,6 +41,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "ignore:torch.quantize_per_tensor")
     # A background process of a shell inherits an ignored SIGINT, and Python does not change that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # collections then do not look at all objects of torch again
 
 
 @pytest.fixture(autouse=True, scope="session")
