@@ -40,9 +40,9 @@ tools/setup.sh "${setup_options[@]}"
 tools/build.sh release
 export CAIRN_PYTHON=$PWD/.venv/bin/python  # which kv-admin starts for files of torch
 
-# More than one test per core, because half of the time of a test is spent in waits for disks and for
-# other processes.
-ctest_options=(-j "$((2 * $(nproc)))" --progress --schedule-random)
+# More than one test per core, because many tests wait for disks and for other processes.
+at_once=$((2 * $(nproc)))
+ctest_options=(-j "$at_once" --progress --schedule-random)
 seed=${CAIRN_TEST_SEED:-$RANDOM}  # of the order of the Python tests
 pytest_options=("--randomly-seed=$seed" --durations=10)
 excluded_labels=()
@@ -92,7 +92,7 @@ Section "C++ tests"
 ctest --preset release "${ctest_options[@]}" </dev/null || failed+=(ctest)
 
 Section "Python tests, in the order of CAIRN_TEST_SEED=$seed"
-.venv/bin/python -m pytest -q -n "$(($(nproc) * 3 / 2))" --maxprocesses 8 --dist worksteal "${pytest_options[@]}" \
+.venv/bin/python -m pytest -q -n "$at_once" --maxprocesses 8 --dist worksteal "${pytest_options[@]}" \
   tests/matrix tests/python tests/tools tests/style tests/install tests/bench tests/docs tests/first_hour \
   </dev/null || failed+=(pytest)
 

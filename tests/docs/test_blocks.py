@@ -36,6 +36,7 @@ def programs() -> list[str]:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1800)  # all programs of the documentation
 @pytest.mark.parametrize("share", range(SHARES))
 def test_all_pages_run(tmp_path, share):

@@ -6,9 +6,11 @@ import sysconfig
 from pathlib import Path
 
 import nanobind
+import pytest
 from test_find_package import ROOT
 
 
+@pytest.mark.long
 def test_every_source_compiles_for_the_stable_abi():
     unit = ROOT / "build" / "stable_abi.cc"  # always the same, for ccache
     sources = sorted(Path(ROOT, "python/src").glob("*.cc"))

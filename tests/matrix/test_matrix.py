@@ -28,6 +28,7 @@ def test_the_page_names_each_operation_and_only_known_values():
         assert all(set(values) <= set(known[name]) for name, values in refusal.where.items())
 
 
+@pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("share", range(SHARES))
 def test_all_pairs(server, tmp_path, share):

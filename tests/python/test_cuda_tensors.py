@@ -16,6 +16,7 @@ CASES = Path(__file__).parent / "simulated_cuda"
 PACKAGES = Path(cairn.__file__).parent.parent.with_name("python-simulated")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ranks", ["one", "several"])
 def test_on_the_simulated_runtime(ranks, tmp_path):
     if not (PACKAGES / "cairn" / "__init__.py").exists():

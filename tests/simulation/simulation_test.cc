@@ -1,9 +1,9 @@
 // Goal: whatever the order of the requests of writers, readers and ranks, and whatever requests
 // fail, the store keeps its promises. A failure prints its seed, which repeats it.
 //
-// CAIRN_SIMULATION_COUNT (2,000) is the number of schedules, and CAIRN_SIMULATION_FIRST (1) the seed
-// of the first one; the others follow. With CAIRN_SIMULATION_SECONDS they run for this time, from a
-// random seed. CAIRN_TEST_SEED runs the schedule of this seed alone.
+// CAIRN_SIMULATION_COUNT (2,000) is the number of schedules, and CAIRN_SIMULATION_FIRST (1) the
+// seed of the first one; the others follow. With CAIRN_SIMULATION_SECONDS they run for this time,
+// from a random seed. CAIRN_TEST_SEED runs the schedule of this seed alone.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
