@@ -3,7 +3,7 @@
 // power cut, and the next one continues with what that has left. After each, the store has the
 // steps of before or those of after the operation, and of the latter if it was acknowledged.
 //
-// CAIRN_CRASH_ROUNDS (300) is the number of operations, and CAIRN_TEST_SEED the seed, which every
+// CAIRN_CRASH_ROUNDS (150) is the number of operations, and CAIRN_TEST_SEED the seed, which every
 // failure prints.
 
 #include <fmt/format.h>
@@ -156,7 +156,7 @@ class RandomCrashTest : public ::testing::Test {
 
 TEST_F(RandomCrashTest, LosesNoCommittedStep) {
   const char* given = std::getenv("CAIRN_CRASH_ROUNDS");
-  const uint64_t rounds = given != nullptr ? std::strtoull(given, nullptr, 10) : 300;
+  const uint64_t rounds = given != nullptr ? std::strtoull(given, nullptr, 10) : 150;
   std::array<uint64_t, 4> counts{};
   fs::create_directories(dir_ / "work");
   CAIRN_ASSERT_OK(Perform("work", MakeSave(1)));
