@@ -59,8 +59,8 @@ void SegmentWriter::Reserve(uint64_t end_bytes) {
   // ext4 and xfs serialise writes that extend a file; allocating space ahead avoids that. If the
   // file system cannot do that, or has little space left, writes extend the file.
   const uint64_t block_bytes = pool_->block_bytes();
-  const uint64_t ahead =
-      std::max(std::min(end_bytes, kMaxReserveBytes), kFirstReserveBlocks * block_bytes);
+  const uint64_t first = std::min(kFirstReserveBlocks * block_bytes, kMaxReserveBytes);
+  const uint64_t ahead = std::clamp(end_bytes, first, kMaxReserveBytes);
   const uint64_t wanted = RoundUp(end_bytes + block_bytes, ahead);
   const uint64_t begin = std::max(reserved_bytes_, end_bytes);
   reserved_bytes_ = wanted;
