@@ -83,16 +83,17 @@ def _assert_same_dict(got: dict, want: dict, where: str) -> None:
 
 
 def run_python(
-    source: str, *args: object, check: bool = True, fresh: bool = False
+    source: str, *args: object, check: bool = True, fresh: bool = False, finalizes: bool = False
 ) -> subprocess.CompletedProcess[str]:
     """Runs a script in a new process. `args` are its sys.argv[1:]. With `fresh` the process
-    has imported nothing; otherwise it is forked from one that has imported torch and cairn."""
+    has imported nothing; otherwise it is forked from one that has imported torch and cairn, and
+    `finalizes` is that of `Program`."""
     arguments = ["-c", textwrap.dedent(source), *map(str, args)]
     if fresh:
         command = [sys.executable, *arguments]
         result = subprocess.run(command, capture_output=True, text=True, timeout=1200)
     else:
-        program = Program(arguments)
+        program = Program(arguments, finalizes=finalizes)
         output, errors = program.communicate()
         result = subprocess.CompletedProcess(arguments, program.returncode, output, errors)
     assert not check or result.returncode == 0, result.stderr

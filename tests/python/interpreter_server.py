@@ -4,15 +4,17 @@ A start of Python with torch takes seconds of CPU time; a fork takes millisecond
 starts this script, with modules to import besides, and connects to its socket, once per program:
 
 1. The client sends the file descriptors of standard input, output and error, and a JSON object with
-   the arguments, the environment and the working directory.
+   the arguments, the environment, the working directory and the umask.
 2. The server forks, and sends the process id (4 bytes, little-endian).
-3. The child runs the program as __main__. It ends as any interpreter does: atexit functions run,
-   and an exception is printed and gives exit status 1.
+3. The child runs the program as __main__. At the end its threads are awaited, its atexit functions
+   run, and the process exits. Python itself would free all objects of torch, which takes half a
+   second; it does so only after an exception, and if the request asks for it ("finalizes").
 4. The server sends the exit status as subprocess.Popen.returncode has it (4 bytes, signed).
 
 The server exits when its standard input, which the client holds open, reaches its end.
 """
 
+import atexit
 import gc
 import importlib
 import json
@@ -20,6 +22,7 @@ import os
 import selectors
 import socket
 import sys
+import threading
 import types
 
 # What most programs of the tests import, and what torch imports late, at the first optimizer.
@@ -33,8 +36,9 @@ import cairn.state_dict
 import cairn.torch  # noqa: F401
 
 
-def serve(path: str) -> types.CodeType:
-    """Serves until the client exits. Returns only in a child: the program that it is to run."""
+def serve(path: str) -> tuple[types.CodeType, bool]:
+    """Serves until the client exits. Returns only in a child: the program that it is to run, and
+    whether Python ends it."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
     listener.listen()
@@ -80,11 +84,12 @@ def report_end(pidfd: int, pid: int, connection: socket.socket) -> None:
     connection.close()
 
 
-def prepare(request: dict, descriptors: list[int]) -> types.CodeType:
+def prepare(request: dict, descriptors: list[int]) -> tuple[types.CodeType, bool]:
     """Makes this process look as if it had been started with the arguments of the request."""
     for target, descriptor in enumerate(descriptors):
         os.dup2(descriptor, target)
         os.close(descriptor)
+    os.umask(request["umask"])
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
@@ -102,16 +107,36 @@ def prepare(request: dict, descriptors: list[int]) -> types.CodeType:
     sys.argv = [first, *rest]
     sys.path[0] = folders[0]
     sys.path[1:1] = [folder for folder in folders[1:] if folder and folder not in sys.path]
-    return compile(source, name, "exec")
+    return compile(source, name, "exec"), request["finalizes"]
+
+
+def _run(
+    code: types.CodeType, finalizes: bool, atexit=atexit, os=os, sys=sys, threading=threading
+) -> None:
+    """Runs the program among the globals of this module, of which only this function is left."""
+    status = 0
+    try:
+        exec(code, globals())
+    except SystemExit as end:
+        if not isinstance(end.code, int | None):
+            raise
+        status = end.code or 0
+    if finalizes:
+        sys.exit(status)
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for stream in (sys.__stdout__, sys.__stderr__):
+        stream.flush()
+    os._exit(status)
 
 
 if __name__ == "__main__":
     for _name in sys.argv[2:]:
         importlib.import_module(_name)
-    # Otherwise the end of each program would collect all objects of torch, which takes a second.
+    # Otherwise the end of a program would collect all objects of torch, which takes a second.
     gc.freeze()
-    _code = serve(sys.argv[1])
+    _arguments = serve(sys.argv[1])
     for _name in [name for name in globals() if not name.startswith("_")]:
         del globals()[_name]
     del _name
-    exec(globals().pop("_code"))
+    _run(*globals().pop("_arguments"))

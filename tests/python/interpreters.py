@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import atexit
 import functools
-import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 from pathlib import Path
+
+from interpreter_client import receive, request
 
 PRELOAD = ["hypothesis", "pytest"]
 """What the server imports for the test modules that `run_on_ranks` imports."""
@@ -26,9 +26,14 @@ _starting = threading.Lock()
 """Held while the server starts, so that threads do not start several."""
 
 
-@functools.cache
-def _server_socket() -> str:
+def server_socket() -> str:
     """Starts the server, once per process. Returns the path of its socket."""
+    with _starting:
+        return _start_server()
+
+
+@functools.cache
+def _start_server() -> str:
     folder = tempfile.TemporaryDirectory(prefix="interpreters-")
     path = os.path.join(folder.name, "socket")
     server = subprocess.Popen(
@@ -54,39 +59,31 @@ class Program:
     Args:
         args: "-c", a source and its arguments, or a path of a script and its arguments.
         env: the environment; by default that of this process, with its folders of modules.
+        finalizes: whether Python ends as ever, after the program's threads and atexit functions;
+            otherwise, unless there is an exception, the process exits, half a second earlier.
     """
 
-    def __init__(self, args: list[str], env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, args: list[str], env: dict[str, str] | None = None, *, finalizes: bool = False
+    ) -> None:
         self.args = args
         self.returncode: int | None = None
         self._error_file = tempfile.TemporaryFile("w+")
         environment = env or {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        request = {"args": args, "env": environment, "cwd": os.getcwd()}
-        data = json.dumps(request).encode()
-        self._connection = socket.socket(socket.AF_UNIX)
-        with _starting:
-            path = _server_socket()
-        self._connection.connect(path)
         reader, writer = os.pipe()
         with open(os.devnull) as nothing:
             descriptors = [nothing.fileno(), writer, self._error_file.fileno()]
-            socket.send_fds(self._connection, [len(data).to_bytes(4, "little")], descriptors)
+            self._connection = request(server_socket(), args, environment, descriptors, finalizes)
         os.close(writer)
-        self._connection.sendall(data)
-        self.pid = self._receive(signed=False)
+        self.pid = receive(self._connection, signed=False)
         self.stdout = os.fdopen(reader)
-
-    def _receive(self, *, signed: bool) -> int:
-        data = self._connection.recv(4, socket.MSG_WAITALL)
-        assert len(data) == 4, "the server of interpreters has gone"
-        return int.from_bytes(data, "little", signed=signed)
 
     def wait(self, timeout: float | None = None) -> int:
         """Returns the exit status. Raises subprocess.TimeoutExpired."""
         if self.returncode is None:
             self._connection.settimeout(timeout)
             try:
-                self.returncode = self._receive(signed=True)
+                self.returncode = receive(self._connection, signed=True)
             except TimeoutError:
                 raise subprocess.TimeoutExpired(self.args[:1], timeout) from None
             self._connection.close()

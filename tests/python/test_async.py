@@ -82,6 +82,7 @@ def test_leaving_python_waits_for_a_running_save(path, ending):
         {ending}
         """,
         path,
+        finalizes=True,
     )
     with cairn.open(path) as store:
         assert store.steps() == [1]

@@ -145,7 +145,7 @@ CALLS = re.findall(r"^    (\w+)=", PROGRAM, re.MULTILINE)
     + [(call, "closed") for call in ("wait", "load", "save", "save_and_wait", "write")],
 )
 def test_a_process_ends_with_its_status_while_a_daemon_thread_is_in_a_call(path, call, stores):
-    result = run_python(PROGRAM, path, call, stores, check=False)
+    result = run_python(PROGRAM, path, call, stores, check=False, finalizes=True)
 
     assert result.returncode == 3, result.stderr
     assert "terminate" not in result.stderr and "Fatal" not in result.stderr, result.stderr

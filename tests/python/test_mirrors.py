@@ -318,7 +318,7 @@ def test_a_process_that_forgets_to_close_copies_at_exit_and_a_child_does_not(pat
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         store.save(2, {"t": torch.rand(1 << 20)}, mirror=sys.argv[2])
     """
-    result = run_python(script, path, target)
+    result = run_python(script, path, target, finalizes=True)
     assert (result.stdout.strip(), result.stderr) == ("[]", "")
     assert steps_of(target) == [1, 2]
 
