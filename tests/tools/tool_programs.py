@@ -16,7 +16,11 @@ from safetensors.torch import save_file
 import cairn
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
-os.environ.setdefault("CAIRN_PYTHON", sys.executable)  # for files of torch
+PYTHON = os.environ.setdefault("CAIRN_PYTHON", sys.executable)  # for files of torch
+sys.path.append(str(REPOSITORY / "tests" / "python"))
+import interpreter_client  # noqa: E402
+import interpreters  # noqa: E402
+
 BIN_DIR = pathlib.Path(os.environ.get("CAIRN_BIN_DIR", REPOSITORY / "build" / "bin"))
 
 
@@ -34,7 +38,13 @@ class Finished:
 
 def run_program(name, *words, status=None, **options):
     """Runs one of our programs, which must end with `status` if it is not None; termination by a
-    signal or a hang is always a failure."""
+    signal or a hang is always a failure. Without options, the Python that an import or an export
+    of kv-admin starts is forked from one that has imported torch."""
+    moves = name == "kv-admin" and words[:1] in (("import",), ("export",))
+    if moves and not options and os.environ["CAIRN_PYTHON"] == PYTHON:
+        forked = {"CAIRN_PYTHON": interpreter_client.__file__}
+        forked["CAIRN_TEST_INTERPRETERS"] = interpreters.server_socket()
+        options = {"env": {**os.environ, **forked}}
     process = subprocess.run(
         [BIN_DIR / name, *map(str, words)], capture_output=True, timeout=1200, **options
     )
