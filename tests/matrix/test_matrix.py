@@ -11,10 +11,6 @@ import pytest
 from matrix_run import run_and_check
 from s3_server import folder, server  # noqa: F401 - fixtures
 
-SHARES = 2
-"""Tests that divide the pairs, so that they can run at the same time."""
-
-
 def _run(some: list[cells.Cell], server: dict[str, str], tmp_path: Path) -> None:
     only = os.environ.get("CAIRN_MATRIX_ONLY", "")
     some = [cell for cell in some if all(word in str(cell) for word in only.split(","))]
@@ -30,9 +26,14 @@ def test_the_page_names_each_operation_and_only_known_values():
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("share", range(SHARES))
-def test_all_pairs(server, tmp_path, share):
-    _run(cells.all_pairs()[share::SHARES], server, tmp_path)
+@pytest.mark.parametrize("part", ["first half", "second half", "cuda"])
+def test_all_pairs(server, tmp_path, part):
+    """Three tests, so that they can run at the same time."""
+    pairs = cells.all_pairs()
+    with_cuda = [cell for cell in pairs if cell.payload == "cuda"]
+    others = [cell for cell in pairs if cell.payload != "cuda"]
+    parts = {"first half": others[::2], "second half": others[1::2], "cuda": with_cuda}
+    _run(parts[part], server, tmp_path)
 
 
 @pytest.mark.slow
