@@ -34,6 +34,7 @@ settings.load_profile("cairn")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # until the tests are collected, which takes two thirds of the time without it
     # kv-admin starts it for files of torch.
     os.environ.setdefault("CAIRN_PYTHON", sys.executable)
     # torch emits these at the first tensor of such a dtype, and the tests create one of each.
@@ -49,6 +50,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     gc.freeze()  # collections then do not look at all objects of torch again
+    gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="session")
