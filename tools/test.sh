@@ -39,6 +39,7 @@ done
 tools/setup.sh "${setup_options[@]}"
 tools/build.sh release
 export CAIRN_PYTHON=$PWD/.venv/bin/python  # which kv-admin starts for files of torch
+export PYTHONDONTWRITEBYTECODE=  # otherwise each of many processes compiles what it imports
 
 # More than one test per core, because many tests wait for disks and for other processes.
 at_once=$((2 * $(nproc)))
