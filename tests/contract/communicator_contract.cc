@@ -54,7 +54,7 @@ using core::ByteView;
 using core::Communicator;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kAmpleTimeout = std::chrono::seconds(60);
+constexpr milliseconds kAmpleTimeout = std::chrono::seconds(300);
 
 /// One range per rank; some are empty, and some exceed the size of one message.
 std::vector<ByteVector> RandomRanges(SeededRandom& random, size_t world_size) {

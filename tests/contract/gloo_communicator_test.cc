@@ -21,7 +21,7 @@ using core::GlooOptions;
 using std::chrono::milliseconds;
 
 GlooOptions OptionsOf(int rank, int world_size, const std::string& directory,
-                      milliseconds connect_timeout = std::chrono::seconds(60)) {
+                      milliseconds connect_timeout = std::chrono::seconds(300)) {
   return {.rank = rank,
           .world_size = world_size,
           .rendezvous = "file://" + directory,
@@ -97,7 +97,7 @@ std::vector<GlooOptions> OptionsOverBoard(MessageBoard& board, int world_size) {
                        .world_size = world_size,
                        .all_gather = board.ForRank(rank),
                        .interface = "127.0.0.1",
-                       .connect_timeout = std::chrono::seconds(60)});
+                       .connect_timeout = std::chrono::seconds(300)});
   }
   return options;
 }
@@ -170,7 +170,7 @@ TEST(ConnectGlooTest, NamesTheMissingRanks) {
 }
 
 TEST(GlooConnectionsTest, CheckPeersReportsARankThatIsGone) {
-  World world = MakeGlooWorld(3, std::chrono::seconds(60));
+  World world = MakeGlooWorld(3, std::chrono::seconds(300));
   ASSERT_EQ(world.size(), 3u);
   for (int round = 0; round < 3; ++round) {
     for (const auto& rank : world) CAIRN_EXPECT_OK(rank->CheckPeers());

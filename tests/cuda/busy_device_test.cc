@@ -53,7 +53,7 @@ class BusyDeviceTest : public DeviceStoreTest {
   static void ExpectDoneBesideEndlessWork(const std::function<Result<void>()>& work) {
     EndlessWork endless;
     std::future<Result<void>> done = std::async(std::launch::async, work);
-    EXPECT_EQ(done.wait_for(std::chrono::seconds(60)), std::future_status::ready)
+    EXPECT_EQ(done.wait_for(std::chrono::seconds(300)), std::future_status::ready)
         << "it waits for the complete device";
     EXPECT_TRUE(endless.IsRunning());
     endless.Release();

@@ -129,7 +129,7 @@ class DeviceStateDictTest : public ::testing::TestWithParam<Param> {
   void SetUp() override {
     const int size = GetParam().world_size;
     const auto shared =
-        std::make_shared<ThreadCommunicator::Shared>(size, std::chrono::seconds(60));
+        std::make_shared<ThreadCommunicator::Shared>(size, std::chrono::seconds(300));
     for (int rank = 0; rank < size; ++rank) {
       hosts_.push_back(std::make_unique<ThreadCommunicator>(shared, rank));
     }

@@ -36,7 +36,7 @@ struct Job {
 };
 
 Result<Job> Open(const std::vector<std::string>& words, kv::OpenMode mode,
-                 std::chrono::milliseconds connect_timeout = std::chrono::seconds(20)) {
+                 std::chrono::milliseconds connect_timeout = std::chrono::seconds(300)) {
   Job job;
   CAIRN_TRY_ASSIGN(job.communicator, ConnectGloo({.rank = std::stoi(words[4]),
                                                   .world_size = std::stoi(words[5]),
@@ -44,7 +44,7 @@ Result<Job> Open(const std::vector<std::string>& words, kv::OpenMode mode,
                                                   .run_id = words[3],
                                                   .interface = "127.0.0.1",
                                                   .connect_timeout = connect_timeout,
-                                                  .timeout = std::chrono::seconds(20)}));
+                                                  .timeout = std::chrono::seconds(300)}));
   CAIRN_TRY_ASSIGN(job.store, CheckpointStore::OpenShared(words[1], mode, *job.communicator));
   return job;
 }

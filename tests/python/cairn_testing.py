@@ -118,7 +118,7 @@ def run_on_terminal(
         pass
     finally:
         os.close(controller)
-    return written.decode(), program.wait(250)
+    return written.decode(), program.wait(1200)
 
 
 def wait_until(condition: Callable[[], object]) -> None:

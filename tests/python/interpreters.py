@@ -59,7 +59,7 @@ class Program:
     Args:
         args: "-c", a source and its arguments, or a path of a script and its arguments.
         env: the environment; by default that of this process, with its folders of modules.
-        finalizes: whether Python ends as ever, after the program's threads and atexit functions;
+        finalizes: whether Python ends as usual, after the program's threads and atexit functions;
             otherwise, unless there is an exception, the process exits, half a second earlier.
     """
 

@@ -32,7 +32,7 @@ class Faults(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Forward)
         self.server = urlsplit(endpoint).netloc
         self.refused = 0
-        self._to_refuse = 0
+        self._to_refuse, self._refusal = 0, "busy"
         self._next: tuple[str, Callable[[str, str], bool], int] | None = None
         self._lock = threading.Lock()
 
@@ -40,16 +40,16 @@ class Faults(ThreadingHTTPServer):
         """The address of a store of the server, through the proxy."""
         return f"{store}?endpoint=http://127.0.0.1:{self.server_port}"
 
-    def refuse(self, count: int) -> None:
-        """Refuses the next requests."""
+    def refuse(self, count: int, refusal: str = "busy") -> None:
+        """Refuses the next requests: "busy", so that they are sent again, or "denied"."""
         with self._lock:
-            self._to_refuse = count
+            self._to_refuse, self._refusal = count, refusal
 
     def arm(
         self, fault: str, is_meant: Callable[[str, str], bool], refused_after: int = 0
     ) -> None:
         """The fault of the next request with a method and a path for which ``is_meant`` is true:
-        "busy", "denied" or "lost" (performed, without a response). Refuses as many requests after
+        "busy", "denied" or "lost" (performed, without a response). Denies as many requests after
         it."""
         with self._lock:
             self._next = fault, is_meant, refused_after
@@ -64,11 +64,11 @@ class Faults(ThreadingHTTPServer):
             if self._to_refuse > 0:
                 self._to_refuse -= 1
                 self.refused += 1
-                return "busy"
+                return self._refusal
             if self._next is None or not self._next[1](method, path):
                 return None
             fault, _, self._to_refuse = self._next
-            self._next = None
+            self._next, self._refusal = None, "denied"
             return fault
 
     @contextlib.contextmanager
@@ -98,7 +98,7 @@ class _Forward(BaseHTTPRequestHandler):
         headers = {
             name: value for name, value in self.headers.items() if name.lower() != "expect"
         }
-        connection = http.client.HTTPConnection(self.server.server, timeout=60)
+        connection = http.client.HTTPConnection(self.server.server, timeout=600)
         connection.request(self.command, self.path, body, headers)
         response = connection.getresponse()
         data = response.read()

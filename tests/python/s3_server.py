@@ -14,9 +14,9 @@ SEAWEED = Path(__file__).resolve().parents[1] / "support/seaweed.sh"
 def folder(tmp_path_factory):
     """The directory of the server, for seaweed.sh."""
     folder = tmp_path_factory.mktemp("s3") / "server"
-    subprocess.run([SEAWEED, "start", folder], check=True, capture_output=True, timeout=120)
+    subprocess.run([SEAWEED, "start", folder], check=True, capture_output=True, timeout=600)
     yield folder
-    subprocess.run([SEAWEED, "stop", folder], check=True, capture_output=True, timeout=60)
+    subprocess.run([SEAWEED, "stop", folder], check=True, capture_output=True, timeout=600)
 
 
 @pytest.fixture(scope="session")

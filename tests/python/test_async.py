@@ -183,7 +183,7 @@ def save_and_load(path, first: int) -> None:
 def in_child(work: Callable[..., None], *args: object) -> None:
     pid = os.fork()
     if pid == 0:
-        signal.alarm(60)  # a hang is a failure
+        signal.alarm(600)  # a hang is a failure
         try:
             work(*args)
             os._exit(0)

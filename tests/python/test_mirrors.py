@@ -132,7 +132,7 @@ def test_steps_are_pruned_only_after_they_are_mirrored(path, target):
 def test_a_slow_mirror_does_not_delay_saves_and_skips_steps(store, target, monkeypatch):
     copy, may_copy = MirrorWorker._copy, threading.Event()
     monkeypatch.setattr(
-        MirrorWorker, "_copy", lambda *arguments: may_copy.wait(60) and copy(*arguments)
+        MirrorWorker, "_copy", lambda *arguments: may_copy.wait(600) and copy(*arguments)
     )
     mirror = Mirror(target, max_pending=2)
     handles = []

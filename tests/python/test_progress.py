@@ -170,7 +170,7 @@ def test_the_waits_for_mirrors_follow_the_copies(copied, tmp_path, monkeypatch):
     report, goes_on = MirrorWorker._report_progress, threading.Event()
 
     def hold(*arguments) -> bool:
-        return report(*arguments) and goes_on.wait(60)
+        return report(*arguments) and goes_on.wait(600)
 
     def follow(done: int, total: int) -> None:
         totals.append(total)

@@ -379,7 +379,7 @@ def test_without_signals_ranks_do_not_ask(rank, path):
 
 @with_ranks(2, may_die=(1,))
 def test_a_rank_that_dies_is_told_by_the_others(rank, path):
-    store = cairn.open(path, mode="a", timeout=30)
+    store = cairn.open(path, mode="a", timeout=600)
     saver = Saver(store, every=100)
     saver.step(1, {})
     if rank == 1:
@@ -409,7 +409,7 @@ def test_ranks_of_a_group_save_without_the_others(rank, path):
     group = dist.new_group([0, 1])
     if rank == 2:
         return
-    with cairn.open(path, mode="a", process_group=group, timeout=30) as store:
+    with cairn.open(path, mode="a", process_group=group, timeout=600) as store:
         with Saver(store, every=3) as saver:
             for step in range(1, 5):
                 saver.step(step, {"step": step})

@@ -167,7 +167,7 @@ class ThreadCommunicator : public core::Communicator {
 
 /// Runs `body` once per rank, each on its own thread, and waits for all.
 inline void RunRanks(int world_size, const std::function<void(core::Communicator&)>& body,
-                     std::chrono::milliseconds timeout = std::chrono::seconds(20)) {
+                     std::chrono::milliseconds timeout = std::chrono::seconds(300)) {
   const auto shared = std::make_shared<ThreadCommunicator::Shared>(world_size, timeout);
   std::vector<std::jthread> ranks;
   for (int rank = 0; rank < world_size; ++rank) {

@@ -25,7 +25,7 @@ using Messages = std::vector<std::string>;
 using std::chrono::milliseconds;
 
 Deadline In(milliseconds time) { return std::chrono::steady_clock::now() + time; }
-constexpr milliseconds kAmple = std::chrono::seconds(30);
+constexpr milliseconds kAmple = std::chrono::seconds(300);
 constexpr milliseconds kShort(200);
 
 Party PartyOf(int rank, int world_size = 2, std::string run_id = "run") {

@@ -24,12 +24,12 @@ def test_a_writer_that_still_saves_refuses_another_save(path):
     class Waiting(DefaultSavePlanner):
         def resolve_data(self, write_item):
             writing.set()
-            assert go_on.wait(60)
+            assert go_on.wait(600)
             return super().resolve_data(write_item)
 
     writer = CairnWriter(path, step=1)
     first = dcp.async_save({"a": torch.ones(3)}, storage_writer=writer, planner=Waiting())
-    assert writing.wait(60)
+    assert writing.wait(600)
     with pytest.raises(cairn.Conflict, match="still runs"):
         writer.reset()
     with pytest.raises(cairn.Conflict, match="still runs"):

@@ -193,7 +193,7 @@ def test_two_ranks_save_with_a_mirror_and_load_from_it(rank: int, path, mirror) 
 
 
 @pytest.mark.parametrize("kind", list(AsyncCheckpointerType))
-@with_ranks(2, timeout=120)
+@with_ranks(2)
 def test_async_saves_are_mirrored(rank: int, path, mirror, kind: AsyncCheckpointerType) -> None:
     for step in (1, 2):
         future = dcp.async_save(

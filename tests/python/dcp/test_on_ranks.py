@@ -143,7 +143,7 @@ def test_async_saves_on_threads(rank: int, storage: Storage, path) -> None:
     wait_until(lambda: threading.active_count() < 10)
 
 
-@with_ranks(2, timeout=100)
+@with_ranks(2)
 def test_async_saves_in_a_process(rank: int, storage: Storage, path) -> None:
     os.environ["MASTER_ADDR"] = "127.0.0.1"
     for step in (1, 2):
