@@ -10,7 +10,7 @@
     @with_ranks(2)                  # a test that only asserts on the ranks
     def test_something_else(rank, path): ...
 
-The processes are new, and yet start in about ten milliseconds each (interpreters.py).
+The processes are new, and yet start in tens of milliseconds each (interpreters.py).
 """
 
 from __future__ import annotations
