@@ -11,6 +11,7 @@ import pytest
 from matrix_run import run_and_check
 from s3_server import folder, server  # noqa: F401 - fixtures
 
+
 def _run(some: list[cells.Cell], server: dict[str, str], tmp_path: Path) -> None:
     only = os.environ.get("CAIRN_MATRIX_ONLY", "")
     some = [cell for cell in some if all(word in str(cell) for word in only.split(","))]

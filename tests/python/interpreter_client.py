@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import sys
+from pathlib import Path
 
 
 def request(
     path: str, args: list[str], env: dict[str, str], descriptors: list[int], finalizes: bool = False
 ) -> socket.socket:
     """Returns the connection on which the process id and then the exit status arrive."""
-    umask = os.umask(0)
-    os.umask(umask)
+    status = Path("/proc/self/status").read_text()  # os.umask changes it for all threads
+    umask = int(re.search(r"^Umask:\s*(\d+)", status, re.MULTILINE)[1], 8)
     process = {"args": args, "env": env, "cwd": os.getcwd(), "umask": umask, "finalizes": finalizes}
     data = json.dumps(process).encode()
     connection = socket.socket(socket.AF_UNIX)

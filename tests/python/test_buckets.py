@@ -31,7 +31,7 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 def test_a_close_that_cannot_remove_the_lease_can_be_repeated(bucket, faults):
     store = cairn.open(faults.address(bucket), mode="a")
     faults.refuse(1 << 30, "denied")
-    with pytest.raises(cairn.Error, match="403"):
+    with pytest.raises(cairn.Unavailable, match="403"):
         store.close()
     faults.refuse(0)
     with pytest.raises(cairn.Invalid, match="closed"):

@@ -239,9 +239,7 @@ def test_an_observer_that_raises_in_the_background_ends_nothing(path, tmp_path, 
     """
     for ending in ("close", "leave"):
         store, mirror = path / ending, tmp_path / f"{ending}.mirror"
-        result = run_python(
-            source, store, mirror, error, ending, check=False, finalizes=True
-        )
+        result = run_python(source, store, mirror, error, ending, check=False, finalizes=True)
 
         assert result.returncode == 3, result.stderr
         assert steps_of(mirror) == [1, 2, 3]

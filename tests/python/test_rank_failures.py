@@ -292,8 +292,9 @@ store.save(2, {"t": torch.ones(3)})
 
 @pytest.mark.parametrize("end", ["well", "badly"])
 def test_stores_that_nobody_closed(tmp_path, end):
+    source = textwrap.dedent(SCRIPT)
     processes = [
-        Program(["-c", textwrap.dedent(SCRIPT), str(rank), str(tmp_path), end]) for rank in range(2)
+        Program(["-c", source, str(rank), str(tmp_path), end], finalizes=True) for rank in range(2)
     ]
     errors = [process.communicate(timeout=1200)[1] for process in processes]
     statuses = [process.returncode for process in processes]

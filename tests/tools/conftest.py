@@ -13,7 +13,6 @@ from live_server import live_server
 from report_runs import prepared_run
 from tool_programs import import_model, run_program, small_model
 
-sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "python"))
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 from browser import Browser, missing_browser  # noqa: E402
 
